@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.builders import write_external_model
-from tests.fakes import serve
 from tests.prepare.builders import (
     SHAPES,
-    Outcome,
     Project,
     all_tasks,
     done,
@@ -54,70 +50,18 @@ peak_kb = next(int(line.split()[1]) for line in open("/proc/self/status") if lin
 print(json.dumps({"code": code, "modules": sorted(sys.modules), "peak_mb": peak_kb / 1024}))
 """
 
-SECRET = "s3cr3t-t0k3n"
-
-
-def find_everywhere(root, text):
-    """Returns the files below a folder that hold a text."""
-    return [
-        str(path.relative_to(root))
-        for path in root.rglob("*")
-        if path.is_file() and (text.encode() in path.read_bytes() or text in path.name)
-    ]
-
-
-@dataclass(frozen=True)
-class Built:
-    """A project whose source needs a token, and what its build said, of itself (`PREPARE`) too."""
-
-    project: Project
-    outcome: Outcome
-    asked: list[str]
-
-    @property
-    def process(self):
-        said: dict[str, Any] = json.loads(self.outcome.out)
-        return said
-
-
-@pytest.fixture(scope="module")
-def fetched_with_token(tmp_path_factory):
-    project = Project(tmp_path_factory.mktemp("token") / "project")
-    with serve_model(project.root.with_name("shipped")) as server:
-        project.write_spec(inputs=SHAPES, source={"url": f"{server.url}/net.onnx?token={SECRET}"})
-        outcome = project.python("-c", PREPARE)
-        return Built(project, outcome, [path for path, _ in server.requests])
-
-
-@contextmanager
-def serve_model(folder):
-    """Serves a model with external data."""
-    model = write_external_model(folding_net(), folder / "net.onnx")
-    with serve() as server:
-        server.files |= {
-            f"/{path.name}": path.read_bytes() for path in (model, model.with_name("weights.bin"))
-        }
-        yield server
-
 
 @pytest.mark.slow
-def test_the_builds_process_stays_small_and_never_imports_what_reads_models(fetched_with_token):
-    process = fetched_with_token.process
-    assert process["code"] == 0, fetched_with_token.outcome.err
-    assert done(fetched_with_token.outcome) == all_tasks()
+def test_the_builds_process_stays_small_and_never_imports_what_reads_models(tmp_path):
+    project = Project(tmp_path / "project")
+    write_external_model(folding_net(), tmp_path / "shipped" / "net.onnx")
+    project.write_spec(inputs=SHAPES, source={"path": str(tmp_path / "shipped" / "net.onnx")})
+    outcome = project.python("-c", PREPARE)
+    process: dict[str, Any] = json.loads(outcome.out)
+    assert process["code"] == 0, outcome.err
+    assert done(outcome) == all_tasks()
     assert {"onnx", "onnxruntime", "google.protobuf", "torch"} & set(process["modules"]) == set()
     assert process["peak_mb"] < 300
-
-
-@pytest.mark.slow
-def test_a_token_in_a_sources_url_is_used_and_never_written_or_shown(fetched_with_token):
-    project = fetched_with_token.project
-    assert fetched_with_token.asked == [f"/net.onnx?token={SECRET}", f"/weights.bin?token={SECRET}"]
-    asked = (("show", "net"), ("show", "net", "--json"), ("explain", "--json"))
-    for said in (fetched_with_token.outcome, *(project.call(*arguments) for arguments in asked)):
-        assert said.code == 0
-        assert SECRET not in said.out + said.err
-    assert find_everywhere(project.root, SECRET) == ["configs/net.yaml"]
 
 
 # -- the same build through doit: its tasks, its listing, its clean, and several models at once

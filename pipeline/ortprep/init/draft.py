@@ -155,8 +155,7 @@ def _local_path(model: Path | str) -> Path:
         url = redact_url(text)
         raise SourceError(
             f"not a file on this machine: {url}\n  expected the path of an ONNX file, got a URL",
-            hint="download it, and run ortprep init FILE.onnx; "
-            f"or write a spec with source: {{url: {quoted(url)}}}",
+            hint="download it, and run ortprep init FILE.onnx",
         )
     path = Path(text)
     if not path.is_file():

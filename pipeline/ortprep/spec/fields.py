@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
-from ortprep.spec.urls import check_url, has_credentials, is_hub_url, parse_hub_url
+from ortprep.spec.urls import is_hub_url, parse_hub_url
 
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""
 
 _DIGEST = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\x00-\x1f\x7f]+")
 
 
 def check_each_once(items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -44,16 +43,9 @@ def _check_digest(digest: str) -> str:
 
 def _check_url(url: str) -> str:
     """Returns a URL that a spec may name; raises `ValueError` for another."""
-    if has_credentials(url):
-        raise ValueError(
-            "expected a URL without user and password, which would end up in the bundle; "
-            "put them into ~/.netrc or the environment"
-        )
-    if not _URL.fullmatch(url):
-        raise ValueError("expected scheme://… without spaces; for a file on this machine use path:")
-    check_url(url)
-    if is_hub_url(url):
-        parse_hub_url(url)
+    if not is_hub_url(url):
+        raise ValueError("expected hf://ORG/REPO/PATH.onnx; download a file of another server, and use path:")
+    parse_hub_url(url)
     return url
 
 

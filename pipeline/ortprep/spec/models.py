@@ -37,7 +37,6 @@ from ortprep.spec.fields import (
     Url,
     check_each_once,
 )
-from ortprep.spec.urls import redact_url
 
 
 class SourceSpec(SpecSection):
@@ -48,9 +47,7 @@ class SourceSpec(SpecSection):
     path: Text | None = None
     """Local file, relative to the spec."""
     url: Url | None = None
-    """http(s)://, hf://ORG/REPO/PATH.onnx@REVISION on the Hugging Face Hub, or an object store (s3://, gs://,
-    az://, …) whose fsspec package is installed; credentials come from ~/.netrc, the environment or the Hub's
-    login."""
+    """hf://ORG/REPO/PATH.onnx@REVISION: a file on the Hub, read with the login of the Hub's client."""
     sha256: Sha256 | None = None
     """Digest of the model file; the build fails if it differs. Recorded if not given."""
     data_sha256: dict[Text, Sha256] = Field(default_factory=dict)
@@ -282,12 +279,9 @@ def resolved_spec(spec: ModelSpec) -> dict[str, Any]:
     """Returns everything in a spec that decides what is built, defaults included, as JSON types.
 
     Equal specs give equal results whatever the order, comments or folder of their files, so a digest can be
-    part of a key. Of a local source its file's name is left: its digest is part of every key. Secrets of the
-    source's URL are redacted: the result is published with the bundle.
+    part of a key. Of a local source its file's name is left: its digest is part of every key.
     """
     data = spec.model_dump(mode="json")
-    if spec.source.url is not None:
-        data["source"]["url"] = redact_url(spec.source.url)
     if spec.source.path is not None:
         data["source"]["path"] = Path(spec.source.path).name
     return data

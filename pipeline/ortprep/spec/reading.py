@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from ortprep.bundle.paths import make_name
 from ortprep.errors import SpecError, require_known
 from ortprep.quoting import quoted
 from ortprep.spec.models import ModelSpec
-from ortprep.spec.urls import is_hub_url, parse_hub_url
+from ortprep.spec.urls import parse_hub_url
 from ortprep.spec.validation import locate, parse_spec, validate
 from ortprep.spec.yaml_text import Problem, YamlDocument, build_error, read_yaml
 from ortprep.versions import installed_onnxruntime
@@ -218,15 +217,13 @@ def _bundle_name(source: str) -> str:
     """Returns a name for a bundle; of a file on the Hub, where most are `model.onnx`, the repository's."""
     if "://" not in source:
         return make_name(PurePosixPath(source).stem)
-    if is_hub_url(source):
-        try:
-            address = parse_hub_url(source)
-        except ValueError:
-            return make_name("")  # the check of the URL says what is wrong
-        stem = PurePosixPath(address.path).stem
-        repository = address.repository.rpartition("/")[2]
-        return make_name(repository if stem == "model" else f"{repository}-{stem}")
-    return make_name(PurePosixPath(unquote(urlsplit(source).path)).stem)
+    try:
+        address = parse_hub_url(source)
+    except ValueError:
+        return make_name("")  # the check of the URL says what is wrong
+    stem = PurePosixPath(address.path).stem
+    repository = address.repository.rpartition("/")[2]
+    return make_name(repository if stem == "model" else f"{repository}-{stem}")
 
 
 def as_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""URLs: which a spec may name, files on the Hugging Face Hub, and how they are shown without secrets.
+"""URLs: files on the Hugging Face Hub, places of registries, and how they are shown without secrets.
 
 A file on the Hub is `hf://ORG/REPO/PATH.onnx@REVISION`.
 """
@@ -14,7 +14,7 @@ HUB_SCHEME = "hf://"
 
 _ADDRESS = re.compile(
     r"hf://(?:models/)?((?:(?:datasets|spaces)/)?(?!(?:models|datasets|spaces)/)[\w.-]+/[\w.-]+)"
-    r"(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/(.+)",
+    r"(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/([^\s?#\x00-\x1f\x7f]+)",
     re.IGNORECASE,
 )
 _REVISION_LAST = re.compile(r"(.+?\.onnx)@(.*)", re.IGNORECASE)
@@ -88,24 +88,21 @@ STORES = OBJECT_STORES | {"file", "hf", "memory"}
 Web servers are none: fsspec unpacks their answers, lists their pages without end and waits without a limit.
 """
 
-SCHEMES = STORES - {"file"} | {"http", "https"}
-"""Schemes of plain files and objects, for sources; a file of this machine is given by its path."""
-
 _IPV6_HOST = re.compile(r"^\[[0-9A-Fa-f:.]*\]")
 
 
-def check_url(url: str, schemes: frozenset[str] = SCHEMES) -> None:
+def check_url(url: str) -> None:
     """Refuses URLs with which fsspec does more than read and write files.
 
     fsspec also has filesystems that wrap others (`reference`, `filecache`, `zip`, …), log in to hosts or read
     other programs' data. `::` chains them. Before fsspec 2026.6 a `reference::` URL ran code of its file.
 
     Raises:
-        ValueError: The scheme is not one of `schemes`, or the URL is chained.
+        ValueError: The scheme is not one of `STORES`, or the URL is chained.
     """
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme.lower() not in schemes or "::" in _IPV6_HOST.sub("", rest, count=1):
-        allowed = ", ".join(f"{name}://" for name in sorted(schemes))
+    if not separator or scheme.lower() not in STORES or "::" in _IPV6_HOST.sub("", rest, count=1):
+        allowed = ", ".join(f"{name}://" for name in sorted(STORES))
         raise ValueError(f"expected a URL that begins with one of {allowed}, and has no '::'")
 
 

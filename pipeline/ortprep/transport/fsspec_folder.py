@@ -26,7 +26,7 @@ from ortprep.errors import (
     RegistryUnavailableError,
     hint_of_os_error,
 )
-from ortprep.spec.urls import STORES, check_url, redact_url
+from ortprep.spec.urls import check_url, redact_url
 from ortprep.transport.time_limit import OutOfTimeError, call_in_time, check_time, remaining_s
 from ortprep.transport.transfer import (
     BLOCK_BYTES,
@@ -81,8 +81,6 @@ class StoredFile:
 class FsspecFolder:
     """A folder by its absolute path or fsspec URL; paths are relative to it, with `/`.
 
-    Messages name it as `called`.
-
     Methods may be called from several threads at once, try again while the store is unavailable, and raise
     what those of `Backend` do. `open` tries once: its caller knows where to go on.
 
@@ -91,11 +89,10 @@ class FsspecFolder:
         MissingExtraError: The filesystem's package is not installed.
     """
 
-    def __init__(self, url: str, *, called: str = "registry") -> None:
+    def __init__(self, url: str) -> None:
         self.name = redact_url(url)
         """The URL, fit to be shown."""
-        self._called = called
-        self._filesystem, self._root = _resolve(url, called)
+        self._filesystem, self._root = _resolve(url)
         protocol = self._filesystem.protocol
         self._protocols = frozenset({protocol} if isinstance(protocol, str) else protocol)
         self._is_local = "file" in self._protocols
@@ -128,17 +125,6 @@ class FsspecFolder:
         files = self._ask(lambda: self._filesystem.find(self._locate(folder), **options), folder, {})
         start = len(self._locate("")) + 1
         return {path[start:]: _stored_file(info) for path, info in files.items()}
-
-    def read_version(self, path: str) -> object:
-        """Returns what its filesystem says changes when a file does; None without a file. Tries once."""
-
-        def read() -> object:
-            with self._translated(path):
-                return self._filesystem.ukey(self._locate(path))
-
-        with suppress(NotPublishedError):
-            return self._in_time(read, path)
-        return None
 
     def describe_file(self, path: str) -> StoredFile | None:
         """Returns what the store says of a file, None without one; raises RegistryError for a folder."""
@@ -280,7 +266,7 @@ class FsspecFolder:
         root = Path(os.path.realpath(self._root or "/"))
         if self._is_local and path and Path(os.path.realpath(place)) != root / path:
             raise RegistryError(
-                f"a link in the {self._called}: {path} in {self.name}\n"
+                f"a link in the registry: {path} in {self.name}\n"
                 "  expected only files and folders below its root, which may itself be a link"
             )
         return place
@@ -310,7 +296,7 @@ class FsspecFolder:
         except OutOfTimeError as error:
             check_time()
             raise RegistryUnavailableError(
-                f"the {self._called} failed: {what} in {self.name}\n  {error}"
+                f"the registry failed: {what} in {self.name}\n  {error}"
             ) from error
 
     @contextmanager
@@ -322,7 +308,7 @@ class FsspecFolder:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotPublishedError(f"not in the {self._called}: {where}") from error
+            raise NotPublishedError(f"not in the registry: {where}") from error
         except PermissionError as error:
             raise AccessDeniedError(
                 f"no permission: {where}\n  {error.strerror or type(error).__name__}",
@@ -334,10 +320,10 @@ class FsspecFolder:
                 hint = hint_of_os_error(error, self._root)
                 raise RegistryError(f"cannot write {reason}", hint=hint) from error
             kind = RegistryError if self._is_local or isinstance(error, _FINAL) else RegistryUnavailableError
-            raise kind(f"the {self._called} failed: {reason}") from error
+            raise kind(f"the registry failed: {reason}") from error
 
 
-def _resolve(url: str, called: str) -> tuple[Any, str]:
+def _resolve(url: str) -> tuple[Any, str]:
     """Returns the filesystem of a URL, and the place in it; raises as `FsspecFolder`."""
     name = redact_url(url)
     try:
@@ -348,17 +334,16 @@ def _resolve(url: str, called: str) -> tuple[Any, str]:
         if Path(url).is_absolute():
             filesystem, root = fsspec.filesystem("file", **options), url
         else:
-            check_url(url, STORES)
+            check_url(url)
             filesystem, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
         raise MissingExtraError(
             f"no filesystem for {name}\n  {error}", hint=install_command("registry")
         ) from error
     except ValueError as error:
-        others = ", or begins with oci:// or mlflow+" if called == "registry" else ""
         is_web = url.lower().startswith(("http://", "https://"))
         raise RegistryError(
-            f"not a {called}: {name}\n  {error}{others}; or a folder's path",
+            f"not a registry: {name}\n  {error}, or begins with oci:// or mlflow+; or a folder's path",
             hint="a web server cannot be one; give a folder or an object store: s3://…" if is_web else None,
         ) from error
     return filesystem, root.rstrip("/")

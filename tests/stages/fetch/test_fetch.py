@@ -7,8 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,10 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import external_extents
 from ortprep.stages.core.results import FetchResult
-from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
+from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE, LocalFile
 from ortprep.stages.fetch.stage import FetchStage
-from ortprep.transport import transfer
 from tests import builders as models
-from tests.fakes import send_cut, send_status, serve
+from tests.fakes import wait_for_a_tick
 from tests.init.builders import map_classifier
 from tests.registry.builders import read_tree
 from tests.runtime.builders import refer_to
@@ -42,7 +40,6 @@ X = {"x": {"shapes": [[2, 4]]}}
 @pytest.fixture(autouse=True)
 def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
 
 
 def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
@@ -82,57 +79,6 @@ def test_external_data_comes_along_in_the_same_layout(tmp_path, location):
     assert files == {"m.onnx": digest_file(source), weights: digest_file(tmp_path / weights)}
     assert (tmp_path / "got" / weights).read_bytes() == (tmp_path / weights).read_bytes()
     assert result.interface.external
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[Any]:
-    """Serves every file below a folder."""
-    with serve() as server:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                server.files[f"/models/{path.relative_to(folder)}"] = path.read_bytes()
-        yield server
-
-
-def test_external_data_is_fetched_from_beside_a_url(tmp_path):
-    source = models.write_external_model(
-        models.matmul_net(), tmp_path / "web" / "m.onnx", location="sub/w.bin"
-    )
-    with served(source.parent) as server:
-        server.script = [send_status(503), send_cut(10)]
-        url = f"{server.url}/models/m.onnx?token=secret"
-        plan = plan_of(tmp_path, {"url": url}, inputs={"x": {"shapes": [[1, 64]]}})
-        result = fetch(plan, tmp_path / "got")
-        assert {path for path, _ in server.requests} == {
-            "/models/m.onnx?token=secret",
-            "/models/sub/w.bin?token=secret",
-        }
-    assert (tmp_path / "got/sub/w.bin").read_bytes() == (tmp_path / "web/sub/w.bin").read_bytes()
-    assert "secret" not in f"{result}{key(plan)}"
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("name", ["key", "author", "policy", "session", "version_code", "X-Amz-Signature"])
-def test_another_model_named_by_what_is_called_like_a_secret_changes_the_key(tmp_path, name):
-    plans = [plan_of(tmp_path, {"url": f"https://h/get?{name}=models/v{one}.onnx"}) for one in (1, 2)]
-    first, second = map(key, plans)
-    assert first != second
-    assert "v1" not in str(first)
-    assert first == key(plans[0])
-
-
-@pytest.mark.attack
-def test_nobody_else_can_check_guesses_of_a_secret_against_the_key(tmp_path, monkeypatch):
-    plan = plan_of(tmp_path, {"url": "https://h/m.onnx?pin=1234"})
-    own = key(plan)
-    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "other"))
-    assert key(plan) != own
-
-
-def test_of_a_model_with_a_digest_a_new_signature_is_no_other_source(tmp_path):
-    urls = [f"https://b.s3.amazonaws.com/m.onnx?X-Amz-Date={day}&X-Amz-Signature=a{day}" for day in (1, 2)]
-    first, second = (key(plan_of(tmp_path, {"url": url, "sha256": "0" * 64})) for url in urls)
-    assert first == second
 
 
 def test_a_changed_file_changes_the_key(tmp_path):
@@ -216,10 +162,11 @@ def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path):
 
 
 def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path):
-    source = models.write_external_model(models.matmul_net(), tmp_path / "web" / "m.onnx")
-    with served(source.parent) as server:
-        assert "inputs.x.shapes: missing" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
-        assert len(server.requests) == 1
+    models.write_external_model(models.matmul_net(), tmp_path / "m.onnx")
+    said: list[str] = []
+    with pytest.raises(SpecError, match=r"inputs\.x\.shapes: missing"):
+        fetch(plan_of(tmp_path, {"path": "m.onnx"}), tmp_path / "got", said.append)
+    assert said == [f"fetching {tmp_path / 'm.onnx'}"]
 
 
 def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
@@ -287,31 +234,6 @@ def test_a_bundle_never_mixes_the_files_of_two_exports(tmp_path, replaced, befor
     with pytest.raises(SourceError, match=f"changed while it was read: .*{replaced}") as caught:
         fetch(plan, tmp_path / "got", replace)
     assert caught.value.hint == "run the command again"
-
-
-def test_a_download_that_ends_early_without_a_size_is_not_called_another_model(tmp_path):
-    path = models.write_model(models.zero_inputs(), tmp_path / "web" / "m.onnx")
-
-    def send_part_without_size(handler, server, content):
-        handler.send_response(200)
-        handler.end_headers()
-        handler.body(content[:30])
-        handler.close_connection = True
-
-    with served(path.parent) as server:
-        server.script = [send_part_without_size]
-        source = {"url": f"{server.url}/models/m.onnx", "sha256": digest_file(path)}
-        message = refusal(tmp_path, source=source)
-    assert re.search("wrong digest: .*\n  expected sha256:.*, got sha256:.*, 30 bytes", message)
-    assert "hint: download it again if it is incomplete, or write its digest into" in message
-
-
-@pytest.mark.attack
-def test_a_server_sends_no_more_than_a_model_can_have(tmp_path, monkeypatch):
-    path = models.write_model(models.zero_inputs(), tmp_path / "web" / "m.onnx")
-    monkeypatch.setattr("ortprep.stages.fetch.stage.MAX_INLINE_BYTES", path.stat().st_size - 1)
-    with served(path.parent) as server:
-        assert "too large" in refusal(tmp_path, source={"url": f"{server.url}/models/m.onnx"})
 
 
 WANTED = {"x": {"shapes": [[1, 64]]}}
@@ -425,6 +347,19 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
     assert not (tmp_path / "got" / "w.bin").is_symlink()
 
 
+@pytest.mark.attack
+def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(bytes(1000))
+
+    def change(_: float) -> None:
+        wait_for_a_tick(path)
+        path.write_bytes(b"1" * 1000)
+
+    with pytest.raises(SourceError, match="changed while it was read"):
+        LocalFile(path).copy_to(tmp_path / "got", 1000, change)
+
+
 def test_the_key_follows_every_byte_of_model_and_external_data(tmp_path):
     path = external_model(tmp_path)
     plan = plan_of(tmp_path, {"path": "m.onnx"}, inputs=WANTED)
@@ -447,7 +382,7 @@ def test_the_key_is_the_same_from_wherever_the_build_is_started(tmp_path, monkey
 
 
 def test_a_model_is_not_downloaded_again_for_what_the_spec_says_of_inputs(tmp_path):
-    source = {"url": "https://example.com/m.onnx"}
+    source = {"url": f"hf://o/r/m.onnx@{'0' * 40}"}
     assert key(plan_of(tmp_path, source, inputs=IMAGE)) == key(plan_of(tmp_path, source))
 
 

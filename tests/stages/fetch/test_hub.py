@@ -18,13 +18,14 @@ from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import HubAddress, parse_hub_url
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
 from ortprep.stages.fetch.stage import FetchStage
-from ortprep.transport import transfer
 from ortprep.versions import install_command
 from tests import builders as models
+from tests.fakes import send_whole
 from tests.stages.fetch.fakes import TOKEN, serve_hub
 
-constants = pytest.importorskip("huggingface_hub.constants")
+pytest.importorskip("huggingface_hub")
 STAGE = FetchStage()
 MODEL = models.zero_inputs().SerializeToString()
 OTHER = MODEL + b"\x12\x00"
@@ -42,12 +43,10 @@ def hub(tmp_path, monkeypatch, stack):
     """A Hub that `stack.close()` takes off the network."""
     hub = stack.enter_context(serve_hub())
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     return hub
 
 
@@ -177,9 +176,41 @@ def test_an_answer_that_is_no_commit_is_refused(hub, tmp_path):
 def test_a_file_that_is_said_to_be_on_this_machine_is_refused(hub, tmp_path):
     hub.add("o/r", {"m.onnx": MODEL})
     hub.store.url = "file:///etc/hostname?"
-    # The oldest client that is permitted asks its own server for that path, which has no such file.
-    with pytest.raises(SourceError, match=r"got a redirect to file:///etc/hostname|got HTTP 404"):
+    with pytest.raises(SourceError, match=r"cannot (fetch|reach the Hub): hf://o/r"):
         run(task_of(tmp_path, "hf://o/r/m.onnx"))
+
+
+@pytest.mark.attack
+def test_a_file_is_no_larger_than_a_model_can_be_and_has_the_digest_that_the_hub_lists(
+    hub, tmp_path, monkeypatch
+):
+    hub.add("o/r", {"m.onnx": MODEL})
+    task = task_of(tmp_path, "hf://o/r/m.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr("ortprep.stages.fetch.stage.MAX_INLINE_BYTES", len(MODEL) - 1)
+        with pytest.raises(SourceError, match=f"too large: .*\n.* at most {len(MODEL) - 1} bytes, got"):
+            run(task)
+    assert hub.store.requests == []
+    with monkeypatch.context() as patch:
+        patch.setattr("ortprep.stages.fetch.stage.MAX_INLINE_BYTES", 2**20)
+        hub.store.script = [lambda handler, server, _: send_whole(handler, server, bytes(2**22))] * 9
+        with pytest.raises(SourceError, match="too large: hf://o/r"):
+            run(task)
+    hub.store.script = [lambda handler, server, content: send_whole(handler, server, bytes(len(content)))]
+    with pytest.raises(SourceError, match="other bytes than the Hub says: hf://o/r"):
+        run(task)
+
+
+@pytest.mark.attack
+def test_a_download_is_limited_in_time_by_the_environment(hub, tmp_path, monkeypatch):
+    hub.add("o/r", {"m.onnx": MODEL})
+    for value, message in (
+        ("0", "took too long: hf://o/r/m.onnx"),
+        ("soon", f"bad {TIMEOUT_VARIABLE}: 'soon'"),
+    ):
+        monkeypatch.setenv(TIMEOUT_VARIABLE, value)
+        with pytest.raises(SourceError, match=message):
+            run(task_of(tmp_path, "hf://o/r/m.onnx"))
 
 
 @pytest.mark.attack

@@ -1,125 +1,89 @@
-"""Sources of the files of a model: this machine, a web server, an object store, or the Hub."""
+"""Sources of the files of a model: this machine, or the Hugging Face Hub.
+
+A file of the Hub is downloaded by the Hub's own client, past its cache, which others may write to. The client
+limits neither time nor size, and unpacks what a server sends: it runs in a process that the kernel limits. A
+branch can move, so a revision is resolved to a commit first, and every file is read from that commit.
+"""
 
 from __future__ import annotations
 
-import netrc
-import os
+import errno
+import hashlib
+import importlib.util
+import logging
 import posixpath
-import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote, urlsplit, urlunsplit
+from typing import Any, TypeVar
 
-from ortprep.bundle.file_memory import read_stamp
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_file
+from ortprep.bundle.file_memory import open_regular, read_stamp
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError, SourceError
-from ortprep.spec.urls import redact_url
+from ortprep.children.child import run_child
+from ortprep.errors import DISK_ERRORS, ChildTimeoutError, MissingExtraError, RegistryError, SourceError
+from ortprep.runtime.machine.memory import available_bytes
+from ortprep.spec.urls import HubAddress, is_commit
 from ortprep.stages.fetch.inspection import find_beside
-from ortprep.transport.fsspec_folder import FsspecFolder
-from ortprep.transport.time_limit import limit_time
-from ortprep.transport.transfer import MAX_BYTES, Download, download, read_blocks, read_limit
+from ortprep.transport.time_limit import check_time, limit_time, remaining_s
+from ortprep.transport.transfer import read_blocks, read_limit
+from ortprep.versions import install_command
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 TIMEOUT_VARIABLE = "ORTPREP_FETCH_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 6 * 3600
 """Longest time for a whole file in seconds, unless the environment has another one."""
 
-SILENCE_TIMEOUT_S = 60.0
-"""Longest silence of a web server in seconds before the connection counts as cut."""
+ANSWER_TIMEOUT_S = 120.0
+"""Longest time in seconds for what the Hub says of a file."""
 
-ATTEMPTS = 7
+_MIN_FILE_BYTES = 2**20
+"""What the client's own small files may take, in bytes."""
 
+_KINDS = {"datasets": "dataset", "spaces": "space"}
+_SHA256 = re.compile("[0-9a-f]{64}")
+_LOGIN = "hf auth login   # or set HF_TOKEN"
 _LATER = "run the command again later, or download the file by hand and use source: {path: …}"
 
-
-class Source(Protocol):
-    """A place that a file comes from."""
-
-    @property
-    def name(self) -> str:
-        """The file as it may be shown: without credentials."""
-        ...
-
-    def open(self, offset: int) -> AbstractContextManager[Download]:
-        """Opens the file, at `offset` if the source can.
-
-        Raises:
-            RegistryUnavailableError: The source does not answer right now.
-            RegistryError: There is no such file, or it may not be read.
-        """
-        ...
-
-    def beside(self, location: str) -> Source:
-        """Returns a file by its path relative to this one's folder, with `/`; it leads out of no folder."""
-        ...
-
-
-def fetch_file(
-    source: Source,
-    path: Path,
-    *,
-    sha256: str | None = None,
-    max_bytes: int = MAX_BYTES,
-    progress: Callable[[float], None] | None = None,
-) -> FileEntry:
-    """Copies a file of a source to a new file.
-
-    Args:
-        source: Source of the file.
-        path: The new file.
-        sha256: Digest that the caller compares; after a cut such a file goes on where it was.
-        max_bytes: Size of the largest file, in bytes.
-        progress: Takes the fraction that is there, after every block, where the source says how large it is.
-
-    Returns:
-        Size and digest of what was written, under the name of `path`.
-
-    Raises:
-        SourceError: It is not there, or could not be had in full.
-        OSError: `path` cannot be written.
-    """
-
-    def show(done_bytes: int, size_bytes: int | None) -> None:
-        if size_bytes and progress is not None:
-            progress(min(done_bytes / size_bytes, 1.0))
-
-    with limit_fetch(source.name):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entry = download(
-            source.open,
-            path,
-            name=source.name,
-            sha256=sha256,
-            max_bytes=max_bytes,
-            attempts=ATTEMPTS,
-            progress=show,
-        )
-    return FileEntry(path.name, entry.size_bytes, entry.sha256)
+_REFUSALS = (
+    (
+        "GatedRepoError",
+        "no access to a gated repository: {0.repository}",
+        f"accept the terms on the repository's page, then: {_LOGIN}",
+    ),
+    ("RevisionNotFoundError", "no such revision: {0.revision} of {0.repository}", None),
+    ("RepositoryNotFoundError", "no such repository, or no access to it: {0.repository}", _LOGIN),
+    ("LocalEntryNotFoundError", "cannot reach the Hub: {0}", _LATER),
+    ("EntryNotFoundError", "no such file on the Hub: {0}", None),
+)
+"""Errors of the client, those of a kind before the kind, what they mean, and advice."""
 
 
 @contextmanager
 def limit_fetch(name: str) -> Iterator[None]:
-    """Gives a block the time of a whole file, and turns what a download raises into a `SourceError`."""
-    with source_errors():
-        timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
-        late = RegistryError(
-            f"took too long: {name}\n  expected {timeout_s} s at most",
-            hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or download the file and use source: {{path: …}}",
-        )
-        with limit_time(timeout_s, late):
-            yield
-
-
-@contextmanager
-def source_errors() -> Iterator[None]:
-    """Turns what a download raises into a `SourceError`."""
+    """Gives a block the time of a whole file; `SourceError` says that it took longer."""
     try:
+        timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+    except RegistryError as error:
+        raise SourceError(error.message) from error
+    late = SourceError(
+        f"took too long: {name}\n  expected {timeout_s} s at most",
+        hint=f"export {TIMEOUT_VARIABLE}=SECONDS, or copy the file and use source: {{path: …}}",
+    )
+    with limit_time(timeout_s, late):
         yield
-    except (RegistryError, IntegrityError) as error:
-        hint = error.hint or (_LATER if isinstance(error, RegistryUnavailableError) else None)
-        raise SourceError(error.message, hint=hint) from error
+
+
+def require_size(size_bytes: int, max_bytes: int, name: str) -> None:
+    """Raises `SourceError` for a file that is larger than it may be."""
+    if size_bytes > max_bytes:
+        raise SourceError(f"too large: {name}\n  expected at most {max_bytes} bytes, got {size_bytes}")
 
 
 @dataclass(frozen=True)
@@ -133,22 +97,33 @@ class LocalFile:
         """The path."""
         return str(self.path)
 
-    @contextmanager
-    def open(self, offset: int) -> Iterator[Download]:  # noqa: ARG002 - part of the protocol
-        """Opens the file from its beginning, and refuses it if it changed meanwhile.
+    def copy_to(self, place: Path, max_bytes: int, progress: Callable[[float], None]) -> FileEntry:
+        """Copies the file, and returns size and digest of what was written, under the name of `place`.
 
         Raises:
-            SourceError: It cannot be read, or changed.
+            SourceError: It cannot be read, is larger than `max_bytes`, changed meanwhile, or takes too long.
+            OSError: `place` cannot be written.
         """
         try:
             before = read_stamp(self.path)
-            with self.path.open("rb"):
-                pass
+            open_regular(self.path).close()
         except OSError as error:
             raise SourceError(f"cannot read {self.name}\n  {error.strerror}") from error
-        yield Download(read_blocks(self.path), 0, before[2])
+        require_size(before[2], max_bytes, self.name)
+        hasher, size_bytes = hashlib.sha256(), 0
+        with place.open("wb") as file:
+            for block in read_blocks(self.path):
+                file.write(block)
+                hasher.update(block)
+                size_bytes += len(block)
+                check_time()
+                require_size(size_bytes, before[2], self.name)
+                progress(size_bytes / before[2])
         if read_stamp(self.path) != before:
             raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
+        digest = PREFIX + hasher.hexdigest()
+        DigestCache().record(place, digest)
+        return FileEntry(place.name, size_bytes, digest)
 
     def beside(self, location: str) -> LocalFile:
         """Returns a file below this one's folder; raises SourceError for none, and for a link out of it."""
@@ -156,144 +131,141 @@ class LocalFile:
 
 
 @dataclass(frozen=True)
-class StoreObject:
-    """A file on an object store: `s3://`, `gs://`, `az://`, …, as `spec.urls` allows."""
+class HubFile:
+    """A file of one commit, which its address has."""
 
-    url: str
-
-    @property
-    def name(self) -> str:
-        """The URL without credentials."""
-        return redact_url(self.url)
-
-    @contextmanager
-    def open(self, offset: int) -> Iterator[Download]:
-        """Opens the file; raises as `Source.open`, and MissingExtraError without the store's package."""
-        parent, _, path = self.url.rpartition("/")
-        store = FsspecFolder(parent, called="source")
-        before = store.read_version(path)
-        with store.open(path, offset, name=self.name) as download:
-            yield download
-        if store.read_version(path) != before:
-            raise RegistryUnavailableError(f"file changed while it was read: {self.name}")
-
-    def beside(self, location: str) -> StoreObject:
-        """Returns the object of that name in this one's folder, or below it."""
-        return StoreObject(f"{self.url.rpartition('/')[0]}/{location}")
-
-
-@dataclass(frozen=True)
-class WebFile:
-    """A file on a web server.
-
-    Attributes:
-        url: Its URL; user and password, if it needs them, are in `~/.netrc`.
-        authorization: Header that replaces them; no other server gets it.
-        shown: Name in messages; by default the URL without credentials.
-    """
-
-    url: str
-    authorization: str | None = field(default=None, repr=False)
-    shown: str | None = None
+    address: HubAddress
 
     @property
     def name(self) -> str:
-        """The file as it is shown."""
-        return self.shown or redact_url(self.url)
+        """The URL."""
+        return str(self.address)
 
-    def open(self, offset: int) -> AbstractContextManager[Download]:
-        """Asks for the rest from `offset`.
+    def copy_to(self, place: Path, max_bytes: int, progress: Callable[[float], None]) -> FileEntry:  # noqa: ARG002
+        """Downloads the file; as `LocalFile.copy_to`, without progress.
 
         Raises:
-            RegistryUnavailableError: The server cannot be reached, is overloaded, or the connection broke.
-            RegistryError: The server says that the file is not to be had.
+            SourceError: It is not there, is larger, or other than the Hub says, or takes too long.
+            MissingExtraError: The Hub's client is not installed.
         """
-        from ortprep.transport.http_answers import open_file  # builds that fetch nothing do without requests
+        return _run_client(download_from_hub, (self.address, place.resolve(), max_bytes), remaining_s())
 
-        return open_file(self._ask, f"fetch: {self.name}", offset)
-
-    def beside(self, location: str) -> WebFile:
-        """Returns a file in this one's folder, or below it. The query stays: it may give access."""
-        parts = urlsplit(self.url)
-        path = posixpath.join(posixpath.dirname(parts.path), quote(location))
-        return WebFile(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")))
-
-    @contextmanager
-    def _ask(self, headers: Mapping[str, str]) -> Iterator[Any]:
-        """Yields the answer to one request; credentials go to the URL that was asked for, and to no other."""
-        import requests
-
-        from ortprep.transport import http_answers
-        from ortprep.transport.http_session import make_session
-
-        doing = f"fetch: {self.name}"
-        common = {"User-Agent": "ortprep", **headers}
-        with make_session() as session:
-            # Trusts what the system trusts. Without `auth` it would look into `~/.netrc` for every host.
-            paths = ssl.get_default_verify_paths()
-            session.verify = paths.cafile or paths.capath or True
-            session.auth = lambda request: request
-
-            def ask(url: str) -> requests.Response:
-                own = {"Authorization": self.authorization} if self.authorization and url == first else {}
-                auth = find_login(url) if url == first and not own else None
-                return session.get(url, headers=common | own, auth=auth, timeout=SILENCE_TIMEOUT_S)
-
-            try:
-                first = http_answers.check_http_url(requests.utils.requote_uri(self.url))
-                response = http_answers.ask_in_time(
-                    lambda: http_answers.follow_redirects(ask, first, check_redirect),
-                    doing,
-                    http_answers.ANSWER_TIMEOUT_S,
-                )
-            except ValueError as error:
-                raise http_answers.connection_error(error, doing) from None
-            with response:
-                if response.status_code in (200, 206):
-                    yield response
-                    return
-                if response.status_code != 416 or "Range" not in headers:
-                    hint = "put the host's user and password into ~/.netrc, or ask for a fresh signed URL"
-                    raise http_answers.status_error(response, doing, hint=hint)
-        with self._ask({}) as response:  # the file is shorter now
-            yield response
+    def beside(self, location: str) -> HubFile:
+        """Returns a file of the same commit in this one's folder, or below it."""
+        path = posixpath.join(posixpath.dirname(self.address.path), location)
+        return HubFile(replace(self.address, path=path))
 
 
-def find_login(url: str) -> tuple[str, str] | None:
-    """Returns the user and password that `~/.netrc` has for an https URL's own host, None for none.
-
-    Its `default` entry counts for no host: a spec's URL may name any.
-    """
-    parts, host = urlsplit(url), urlsplit(url).hostname or ""
-    with suppress(OSError, netrc.NetrcParseError):
-        hosts = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).hosts
-        if parts.scheme == "https" and host in hosts and host != "default":
-            user, account, password = hosts[host]
-            return user or account, password
-    return None
+Source = LocalFile | HubFile
 
 
-def check_redirect(url: str, target: str) -> str:
-    """Refuses redirects from https to what is not, and to a local file: they could send another model.
+def pin(address: HubAddress) -> HubAddress:
+    """Returns the same file of the commit that its revision names now.
 
     Raises:
-        RegistryError: The redirect is refused.
-        ValueError: The target is no URL.
+        SourceError: There is no such file or revision, no access to it, the Hub cannot be reached, or its
+            answer is no commit.
+        MissingExtraError: The Hub's client is not installed.
     """
-    import requests
+    if address.commit is not None:
+        return address
+    try:
+        return replace(address, revision=_run_client(read_commit, address, ANSWER_TIMEOUT_S))
+    except ChildTimeoutError as error:
+        raise SourceError(f"cannot reach the Hub: {address}\n  no answer in time", hint=_LATER) from error
 
-    from ortprep.transport.http_answers import check_http_url
 
-    allowed = ("https://",) if url.startswith("https:") else ("https://", "http://")
-    if not target.lower().startswith(allowed):
-        raise RegistryError(
-            f"cannot fetch: {redact_url(url)}\n"
-            f"  expected {allowed[-1].removesuffix('://')}, got a redirect to {redact_url(target)}"
+def _run_client(function: Callable[[Q], R], request: Q, timeout_s: float) -> R:
+    """Returns what a function says that uses the Hub's client, in a child process."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise MissingExtraError(
+            "hf:// URLs need huggingface_hub, which is not installed", hint=install_command("hub")
         )
-    return check_http_url(requests.utils.requote_uri(target))
+    try:
+        return run_child(function, request, timeout_s=timeout_s, memory_bytes=available_bytes()).value
+    except ChildTimeoutError:
+        check_time()
+        raise
 
 
-def source_of(url: str) -> Source:
-    """Returns the source of a URL that is not on the Hub."""
-    is_web = url.partition("://")[0].lower() in ("http", "https")
-    return WebFile(url) if is_web else StoreObject(url)
+def read_commit(address: HubAddress) -> str:
+    """Child function of `pin`: returns the commit of a file."""
+    with _client(address) as client:
+        commit = str(_describe(client, address).commit_hash)
+    if not is_commit(commit):
+        raise SourceError(
+            f"unexpected answer from the Hub: {address}\n  expected a commit, got {commit[:80]!r}"
+        )
+    return commit
+
+
+def download_from_hub(request: tuple[HubAddress, Path, int]) -> FileEntry:
+    """Child function of `HubFile.copy_to`: the file, its place to be, and how large it may be in bytes."""
+    address, place, max_bytes = request
+    with _client(address) as client:
+        found, folder = _describe(client, address), place.with_name(".download")
+        require_size(found.size or 0, max_bytes, str(address))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max(max_bytes, _MIN_FILE_BYTES),) * 2)
+        options = {"local_dir": folder, "cache_dir": folder / "cache"}
+        Path(client.hf_hub_download(**_place_of(address), **options)).replace(place)
+        shutil.rmtree(folder)
+    digest, size_bytes = digest_file(place), place.stat().st_size
+    # The tag of a large file is its digest; of small ones the Hub knows git's own.
+    expected = PREFIX + found.etag if _SHA256.fullmatch(found.etag or "") else digest
+    if (digest, size_bytes) != (expected, found.size):
+        raise SourceError(
+            f"other bytes than the Hub says: {address}\n  expected {expected}, {found.size} bytes, "
+            f"got {digest}, {size_bytes} bytes",
+            hint=_LATER,
+        )
+    DigestCache().record(place, digest)
+    return FileEntry(place.name, size_bytes, digest)
+
+
+def _place_of(address: HubAddress) -> dict[str, Any]:
+    """Returns what the Hub's client calls a file by."""
+    kind, _, rest = address.repository.partition("/")
+    return {
+        "repo_id": rest if kind in _KINDS else address.repository,
+        "filename": address.path,
+        "repo_type": _KINDS.get(kind),
+        "revision": address.revision,
+    }
+
+
+def _describe(client: Any, address: HubAddress) -> Any:
+    """Returns what the Hub says of a file: commit, size, and tag."""
+    return client.get_hf_file_metadata(client.hf_hub_url(**_place_of(address)))
+
+
+@contextmanager
+def _client(address: HubAddress) -> Iterator[Any]:
+    """Yields the Hub's client, which logs nothing, and raises `SourceError` for a file.
+
+    The messages of the client are left out: they quote signed URLs of the servers behind the Hub.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    logging.disable()
+    try:
+        yield huggingface_hub
+    except (OSError, ValueError, RuntimeError, errors.HfHubHTTPError.__bases__[0]) as error:
+        # A file that is too large is the Hub's fault, and no full disk.
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.EFBIG}:
+            raise
+        raise _explain(error, address, errors) from None
+
+
+def _explain(error: BaseException, address: HubAddress, errors: Any) -> SourceError:
+    """Returns what to raise for an error of the Hub's client."""
+    for name, message, hint in _REFUSALS:
+        if isinstance(error, getattr(errors, name)):
+            return SourceError(message.format(address), hint=hint)
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return SourceError(f"too large: {address}\n  expected as many bytes as the Hub says, got more")
+    reason = (str(error) or type(error).__name__).splitlines()[0][:300]
+    if isinstance(error, errors.HfHubHTTPError):
+        reason = f"got HTTP {error.response.status_code}"
+    what = "cannot fetch" if isinstance(error, ValueError) else "cannot reach the Hub"
+    return SourceError(f"{what}: {address}\n  {reason}", hint=_LATER)

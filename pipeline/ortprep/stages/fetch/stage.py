@@ -6,26 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from ortprep.bundle.codec import encode
-from ortprep.bundle.digest import PREFIX, DigestCache
+from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.paths import MAX_NAME, is_model_path
-from ortprep.bundle.user_key import authenticate
 from ortprep.bundle.verification import describe_files
 from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.quoting import quoted
 from ortprep.runtime.machine.memory import available_bytes
 from ortprep.spec.models import ModelSpec, SourceSpec
-from ortprep.spec.urls import is_hub_url, parse_hub_url, redact_url
+from ortprep.spec.urls import parse_hub_url
 from ortprep.stages.core.contract import Context, Plan, TaskId
 from ortprep.stages.core.provenance import ONNXRUNTIME, installed_versions
 from ortprep.stages.core.results import FetchResult
 from ortprep.stages.core.spec_fit import require_fit
-from ortprep.stages.fetch.hub_file import HubFile, pin
 from ortprep.stages.fetch.inspection import (
     MAX_INLINE_BYTES,
     TIMEOUT_S,
@@ -33,7 +30,7 @@ from ortprep.stages.fetch.inspection import (
     digest_beside,
     inspect_file,
 )
-from ortprep.stages.fetch.sources import LocalFile, Source, fetch_file, limit_fetch, source_of
+from ortprep.stages.fetch.sources import HubFile, LocalFile, Source, limit_fetch, pin
 from ortprep.stages.fetch.zip_map import ZIP_MAP, drop_zip_maps
 from ortprep.transport.time_limit import check_time
 
@@ -66,11 +63,8 @@ class FetchStage:
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:  # noqa: ARG002
         """Returns what decides the outcome: the source, and the tools that take it.
 
-        Of a local source that is every byte, of a file on the Hub the commit that its revision names now, of
-        another URL its text: what changed behind it is fetched when `sha256` says so. Secrets of a URL, and
-        what is only called like one, are in it as a code that nobody else can check guesses against; with
-        `sha256`, which says what they give access to, they are not. The stages that use the model report a
-        changed spec that no longer fits it.
+        Of a local source that is every byte, of a file on the Hub the commit that its revision names now. The
+        stages that use the model report a changed spec that no longer fits it.
 
         Raises:
             SourceError: The spec names a local file that is not there or cannot be a model, or what the Hub
@@ -99,13 +93,8 @@ class FetchStage:
         file = _file_name(spec.source)
         model = context.folder / file
         source = _model_source(spec, context.key)
-        received = fetch_file(
-            source,
-            model,
-            sha256=_full(spec.source.sha256),
-            max_bytes=MAX_INLINE_BYTES,
-            progress=context.progress,
-        )
+        with limit_fetch(name):
+            received = source.copy_to(model, MAX_INLINE_BYTES, context.progress)
         refuse_what_is_no_model(model, name)
         _check_unchanged(received, context.key, name)
         if spec.source.sha256 is not None:
@@ -115,8 +104,7 @@ class FetchStage:
             run_child(drop_zip_maps, (model, model), timeout_s=TIMEOUT_S, memory_bytes=available_bytes())
             inspection, (changed,) = inspect_file(model, name=name), describe_files(context.folder)
         require_fit(spec, inspection.interface)
-        with limit_fetch(name):
-            entries = (changed, *_fetch_external(context, inspection.external, source, file))
+        entries = (changed, *_fetch_external(context, inspection.external, source, file))
         record = SourceRecord(
             kind="url" if spec.source.path is None else "path",
             location=spec.source.path or name,
@@ -135,8 +123,6 @@ def _model_source(spec: ModelSpec, key: Mapping[str, Any]) -> Source:
     source = spec.source
     if source.url is None:
         return LocalFile(_local_path(spec))
-    if not is_hub_url(source.url):
-        return source_of(source.url)
     return HubFile(replace(parse_hub_url(source.url), revision=key["source"]["commit"]))
 
 
@@ -171,13 +157,9 @@ def _fetch_external(
                 hint="save the model again with its external data beside it",
             )
         place, max_bytes = context.folder / path, needed_bytes + spare_bytes
-        received = fetch_file(
-            origin,
-            place,
-            sha256=_full(pinned.data_sha256.get(path)) if pinned.sha256 else None,
-            max_bytes=max_bytes,
-            progress=context.progress,
-        )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with limit_fetch(origin.name):
+            received = origin.copy_to(place, max_bytes, context.progress)
         spare_bytes -= max(0, received.size_bytes - needed_bytes)
         if pinned.sha256 is not None:
             digest = pinned.data_sha256.get(path)
@@ -210,9 +192,7 @@ def _source_key(spec: ModelSpec) -> Mapping[str, Any]:
     """Returns what says that a source is another one, as JSON types."""
     source = spec.source
     if source.url is not None:
-        commit = {"commit": pin(parse_hub_url(source.url)).revision} if is_hub_url(source.url) else {}
-        code = None if source.sha256 else authenticate(source.url)
-        return {"url": redact_url(source.url), "url_code": code, **commit}
+        return {"url": source.url, "commit": pin(parse_hub_url(source.url)).revision}
     path, cache = _local_path(spec), DigestCache(between_blocks=check_time)
     check_model_size(path, str(path))
     with limit_fetch(str(path)):
@@ -260,17 +240,12 @@ def _path_error(spec: ModelSpec, message: str) -> SourceError:
 
 
 def _shown(spec: ModelSpec) -> str:
-    source = spec.source
-    if source.url is not None:
-        return redact_url(source.url)
-    return str(_local_path(spec))
+    return spec.source.url or str(_local_path(spec))
 
 
 def _file_name(source: SourceSpec) -> str:
     """Returns the model's name in the stage's folder, and in a bundle: its own, if a bundle may have it."""
-    url = source.url or ""
-    path = parse_hub_url(url).path if is_hub_url(url) else unquote(urlsplit(url).path)
-    name = PurePosixPath(source.path or path).name
+    name = PurePosixPath(source.path or parse_hub_url(source.url or "").path).name
     is_plain = is_model_path(name) and (source.path is not None or name.endswith(".onnx"))
     return name if is_plain else "model.onnx"
 
@@ -287,11 +262,6 @@ def refuse_what_is_no_model(path: Path, name: str) -> None:
         if start.lstrip().startswith(sign):
             # Without a word of it: a stranger's spec may name any file of the machine that builds it.
             raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}", hint=hint)
-
-
-def _full(digest: str | None) -> str | None:
-    """Returns a digest of a spec as records have it."""
-    return None if digest is None else PREFIX + digest.removeprefix(PREFIX).lower()
 
 
 def _check_unchanged(
@@ -311,12 +281,10 @@ def _check_unchanged(
 
 def _check_digest(received: FileEntry, digest: str | None, name: str, *, field: str) -> None:
     """Raises `SourceError` if a file is not the one whose digest a field of the spec has."""
-    expected = _full(digest) or f"a digest in {field}"
+    expected = digest or f"a digest in {field}"
     if received.sha256 != expected:
         raise SourceError(
             f"wrong digest: {name}\n"
             f"  expected {expected}, got {received.sha256}, {received.size_bytes} bytes",
-            # A server that does not say how long a file is ends it as a cut does.
-            hint="download it again if it is incomplete, or write its digest into "
-            f"{quoted(field)} if it is the file that you want",
+            hint=f"write its digest into {quoted(field)} if it is the file that you want",
         )
