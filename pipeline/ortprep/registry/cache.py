@@ -117,14 +117,14 @@ class Cache:
             partial = path.with_name(f"{TEMP_PREFIX}{path.name}")
             reported = 0
 
-            def report_more(done_bytes: int, _: int | None) -> None:
+            def report_more(done_bytes: int) -> None:
                 nonlocal reported
                 report(done_bytes - reported)
                 reported = done_bytes
 
             try:
-                download(open_at, partial, name=entry.path, expected=entry, progress=report_more)
-                report_more(entry.size_bytes, None)
+                download(open_at, partial, entry, progress=report_more)
+                report_more(entry.size_bytes)
             except IntegrityError:
                 partial.unlink(missing_ok=True)
                 raise

@@ -219,7 +219,7 @@ class FsspecFolder:
             else:
                 file.seek(offset)
                 blocks = iter(lambda: self._in_time(lambda: file.read(16 * BLOCK_BYTES), name), b"")
-            yield Download(self._guard(blocks, name), offset, getattr(file, "size", None))
+            yield Download(self._guard(blocks, name), offset)
 
     def _open(self, place: str) -> IO[bytes]:
         if self._is_local:

@@ -228,7 +228,7 @@ def open_file(
             size_bytes = int(size)
         # What arrived before a cut is kept: the length is compared here.
         response.raw.enforce_content_length = False
-        yield Download(_read_all(response, doing, start, size_bytes), start, size_bytes)
+        yield Download(_read_all(response, doing, start, size_bytes), start)
 
 
 def _read_all(

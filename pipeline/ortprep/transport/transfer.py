@@ -1,7 +1,7 @@
 """The one way in which files move: bounded, hashed on the way, and tried again.
 
-Sources of models and registries open a file at an offset. After a cut, a file whose digest is known goes on
-where it was cut: the digest shows whether the halves fit. Any other begins again.
+Registries open a file at an offset. After a cut it goes on where it was: its digest shows whether the halves
+fit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, TypeVar
 
-from ortprep.bundle.digest import PREFIX, DigestCache
+from ortprep.bundle.digest import PREFIX
 from ortprep.bundle.file_memory import open_regular
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
@@ -48,19 +48,15 @@ MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Download:
-    """An open file of a registry or another source.
+    """An open file of a registry.
 
     Attributes:
         blocks: The file's bytes from `start` on.
-        start: Offset of the first byte: what was asked for, or 0 if the source cannot or must not go on.
-        size_bytes: Size of the whole file, None if the source does not say.
-        sha256: Digest that the source gives for the whole file, None if it gives none.
+        start: Offset of the first byte: what was asked for, or 0 if the source cannot go on.
     """
 
     blocks: Iterator[Block]
     start: int
-    size_bytes: int | None = None
-    sha256: str | None = None
 
 
 def read_blocks(path: Path, offset: int = 0) -> Iterator[memoryview]:
@@ -189,13 +185,6 @@ def wait_to_retry(error: RegistryUnavailableError, failures: int) -> None:
 OpenAt = Callable[[int], AbstractContextManager[Download]]
 """Opens a file at an offset in bytes, or at its beginning."""
 
-ByteProgress = Callable[[int, int | None], None]
-"""Takes the bytes that are there and the size of the whole file, None where nobody knows it."""
-
-
-MAX_BYTES = 2**40
-"""Size of the largest file, in bytes, where nothing smaller is asked for."""
-
 
 class _PartialFile:
     """The beginning of a file, on disk, with its running digest."""
@@ -226,92 +215,60 @@ class _PartialFile:
 def download(
     open_at: OpenAt,
     path: Path,
+    expected: FileEntry,
     *,
-    name: str,
-    expected: FileEntry | None = None,
-    sha256: str | None = None,
-    max_bytes: int = MAX_BYTES,
     attempts: int = ATTEMPTS,
-    progress: ByteProgress = lambda _done, _size: None,
-) -> FileEntry:
-    """Copies a file to `path`; after a cut it goes on where it was if the digest of the whole is known.
+    progress: Callable[[int], None] = ignore,
+) -> None:
+    """Copies a file to `path`; after a cut, its own or an earlier process's, it goes on where it was.
 
     Args:
         open_at: Opens the file.
-        path: The new file. Bytes that it has already count only if `expected` is given.
-        name: The file as it may be shown: without credentials.
-        expected: The file's size and digest, where they are known before.
-        sha256: Digest that the caller compares: after a cut, parts that do not fit are read again.
-        max_bytes: Size of the largest file, in bytes.
+        path: The file to be, or the beginning of it.
+        expected: Size and digest of the whole.
         attempts: Number of tries in a row that may bring no block.
-        progress: Takes how much is there, after every block.
-
-    Returns:
-        What was written, under `name`.
+        progress: Takes how many bytes are there, after every block.
 
     Raises:
         RegistryUnavailableError: The source did not answer, or broke off, several times in a row.
-        RegistryError: The file is not there, or is too large.
+        RegistryError: The file is not there.
         IntegrityError: It has other bytes than `expected`.
         OSError: `path` cannot be written.
         Exception: `check_time` raises it, once the time of the caller is over.
     """
-    failures, resumes = 0, sha256 is not None or expected is not None
-    with path.open("wb" if expected is None else "ab") as file:
+    failures = 0
+    with path.open("ab") as file:
         partial = _PartialFile(path, file)
-        if expected is not None and partial.size_bytes > expected.size_bytes:
+        if partial.size_bytes > expected.size_bytes:
             partial.restart()
         # A file that is whole is not asked for: many servers refuse a range that begins at the end.
-        while expected is None or not 0 < expected.size_bytes == partial.size_bytes:
-            before_bytes = partial.size_bytes if resumes else 0
+        while not 0 < expected.size_bytes == partial.size_bytes:
+            before_bytes = partial.size_bytes
             try:
                 with open_at(before_bytes) as opened:
-                    resumes = resumes or opened.sha256 is not None
-                    for _ in _receive(opened, partial, expected, sha256 if before_bytes else None):
+                    for _ in _receive(opened, partial, expected):
                         check_time()
-                        _check_size(partial.size_bytes, max_bytes, name)
-                        progress(partial.size_bytes, opened.size_bytes)
+                        progress(partial.size_bytes)
                 break
             except RegistryUnavailableError as error:
                 check_time()
-                gained_bytes = partial.size_bytes - before_bytes
-                failures = 1 if resumes and gained_bytes >= BLOCK_BYTES else failures + 1
+                failures = 1 if partial.size_bytes - before_bytes >= BLOCK_BYTES else failures + 1
                 if failures >= attempts:
                     raise
                 wait_to_retry(error, failures)
-    if expected is not None:
-        check_copied(expected, partial.size_bytes, partial.digest)
-    DigestCache().record(path, partial.digest)
-    return FileEntry(name, partial.size_bytes, partial.digest)
+    check_copied(expected, partial.size_bytes, partial.digest)
 
 
-def _check_size(size_bytes: int, max_bytes: int, name: str) -> None:
-    if size_bytes > max_bytes:
-        raise RegistryError(f"too large: {name}\n  expected at most {max_bytes} bytes, got more")
-
-
-def _receive(
-    opened: Download, partial: _PartialFile, expected: FileEntry | None, sha256: str | None
-) -> Iterator[None]:
-    """Appends block after block, and yields after each; `sha256` is of the whole, if parts have to fit.
-
-    Raises:
-        IntegrityError: There are more bytes than expected.
-        RegistryUnavailableError: Other bytes arrived than the source meant, or parts do not fit.
-    """
+def _receive(opened: Download, partial: _PartialFile, expected: FileEntry) -> Iterator[None]:
+    """Appends block after block, and yields after each; raises IntegrityError for more than expected."""
     if opened.start != partial.size_bytes:
         log.debug("starting again: the download cannot be resumed")
         partial.restart()
     yield
     for block in opened.blocks:
         partial.append(block)
-        if expected is not None and partial.size_bytes > expected.size_bytes:
+        if partial.size_bytes > expected.size_bytes:
             raise IntegrityError(
                 f"too many bytes for {expected.path}\n  expected {expected.size_bytes} bytes, got more"
             )
         yield
-    wanted = opened.sha256 or sha256
-    if wanted not in (None, partial.digest):
-        got = partial.digest
-        partial.restart()
-        raise RegistryUnavailableError(f"other bytes arrived\n  expected {wanted}, got {got}")

@@ -21,13 +21,15 @@ from ortprep.children.child import run_child
 from ortprep.errors import SourceError
 from ortprep.runtime.machine.memory import available_bytes
 from ortprep.transport.time_limit import check_time
-from ortprep.transport.transfer import MAX_BYTES
 
 if TYPE_CHECKING:
     import onnx
 
 MAX_INLINE_BYTES = 2**31 - 1
 """Largest model file that protobuf reads; larger models keep their weights in external data."""
+
+_MAX_BYTES = 2**40
+"""Size of the largest file of external data, in bytes."""
 
 TIMEOUT_S = 600.0
 """Timeout of reading a model without its weights, in seconds; a graph of 100,000 nodes takes about 10 s."""
@@ -230,7 +232,7 @@ def digest_beside(model: Path, cache: DigestCache) -> Mapping[str, str]:
         path = str(PurePosixPath(location))
         try:
             file = find_beside(model, check_location(location, model=str(model)))
-            digests[path] = "too large" if file.stat().st_size > MAX_BYTES else cache.digest(file)
+            digests[path] = "too large" if file.stat().st_size > _MAX_BYTES else cache.digest(file)
         except (SourceError, OSError):
             digests[path] = "unreadable"
     return digests
