@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ortprep.adopt.model_use import ModelUse, SpecOptions, merge_uses, options_of
-from ortprep.adopt.observation import ModelRecord, ProcessRecord, choose_spread
+from ortprep.adopt.model_use import ModelUse, merge_uses, options_of
+from ortprep.adopt.observation import ModelRecord, ProcessRecord
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import refuse_links
 from ortprep.errors import PipelineError, SourceError
 from ortprep.init import choose_name, find_spec_name, init_spec
 from ortprep.init.draft import comment, refuse_specs_link
 from ortprep.options import NEWEST
-from ortprep.stages.fetch.inspection import digest_beside, inspect_file
+from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
+from ortprep.stages.fetch.inspection import digest_beside
 from ortprep.versions import installed_onnxruntime
 
 SAMPLES_FOLDER = "samples"
@@ -83,8 +84,8 @@ def adopt_models(
     for group in _group_records(processes, records):
         # A file of the application's own is upgraded with it, unlike a copy of bytes.
         record = min(group, key=lambda one: one.path is None)
-        use = merge_uses(group, ids=_find_indices(record, records))
-        options = options_of(use, version=installed_onnxruntime() or NEWEST)
+        use = merge_uses(group)
+        sections, left_out = options_of(use, version=installed_onnxruntime() or NEWEST)
         result, name, problem, samples = None, None, "", 0
         try:
             model = _locate(record, records)
@@ -95,31 +96,30 @@ def adopt_models(
                 name = name or _name(model, folder) or choose_name(model, folder)
                 chosen = _choose_samples(group, records, max_inputs)
                 samples = _keep_samples(chosen, folder / SAMPLES_FOLDER / name, force=force)
-                options = options.with_samples(f"{SAMPLES_FOLDER}/{name}/*.npz", samples, convert)
+                if samples:
+                    sections["samples"] = f"{SAMPLES_FOLDER}/{name}/*.npz"
+                if convert is not None and samples >= MIN_AUTO_SAMPLES:
+                    sections["convert"] = convert
+                elif convert is not None:
+                    expected = f"expected at least {MIN_AUTO_SAMPLES} runs with arrays"
+                    left_out.append(f"precision: {expected}, got {samples}")
                 result = init_spec(
                     model,
                     folder=folder,
                     name=name,
                     observed={name: one for name, one in use.inputs.items() if name in use.model.inputs},
-                    sections=options.sections,
+                    sections=sections,
                     say=say,
                 )
-                text = "\n".join([*_header(use, options, processes[0].program), result.text])
+                text = "\n".join([*_header(use, left_out), result.text])
                 replace(result, text=text).write(force=force)
                 problem = f"did not run: {result.question}" if result.question else ""
         except PipelineError as error:
             result, name, problem = None, None, error.message
         adopted.append(
-            AdoptedModel(_describe(record), use, name, result is not None, problem, options.left_out, samples)
+            AdoptedModel(_describe(record), use, name, result is not None, problem, tuple(left_out), samples)
         )
     return tuple(adopted)
-
-
-def _find_indices(record: ModelRecord, records: Path) -> Collection[str]:
-    """Returns the inputs that are indices; none of a model that cannot be read, which its spec then says."""
-    with suppress(PipelineError):
-        return inspect_file(_locate(record, records), name=_describe(record)).interface.index_bounds
-    return ()
 
 
 def _group_records(processes: Sequence[ProcessRecord], records: Path) -> Collection[list[ModelRecord]]:
@@ -143,9 +143,7 @@ def _locate(record: ModelRecord, records: Path) -> Path:
         SourceError: There is none any more, or none that a spec can name.
     """
     if record.path is None:
-        if record.saved is None:
-            raise SourceError("given as bytes, and too large to keep")
-        return records / Path(record.saved).name
+        return records / Path(record.saved or "").name
     path = Path(record.path)
     if path.suffix == ".ort":
         raise SourceError("in ONNX Runtime's own format; prepare the ONNX file that it was made from")
@@ -175,8 +173,10 @@ def _keep(saved: Path, folder: Path) -> Path:
 
 def _choose_samples(group: Sequence[ModelRecord], records: Path, limit: int) -> Sequence[Path]:
     """Returns the files of recorded inputs of a model, at most a limit of them."""
-    files = [records / Path(name).name for record in group for name in record.kept]
-    return choose_spread([file for file in files if file.is_file()], limit)
+    named = (records / Path(name).name for record in group for name in record.kept)
+    files = [file for file in named if file.is_file()]
+    count = min(limit, len(files))
+    return [files[index * len(files) // count] for index in range(count)]  # from all over their order
 
 
 def _keep_samples(chosen: Sequence[Path], folder: Path, *, force: bool) -> int:
@@ -214,16 +214,13 @@ def _name(model: Path, folder: Path) -> str | None:
     return package if not (folder / f"{package}.yaml").exists() else f"{package}-{model.parent.name}"
 
 
-def _header(use: ModelUse, options: SpecOptions, program: str) -> Iterator[str]:
+def _header(use: ModelUse, left_out: Sequence[str]) -> Iterator[str]:
     """Yields the comment lines at the head of a spec: what was seen, and what was left out."""
-    seen = f"sessions {use.loads}, runs {use.runs}, sets of shapes {use.shape_count}"
     lines = [
-        f"Adopted from `{program}`: {seen}. The options in `runtime` are the application's own, and are "
-        "not tuned. If sessions run more often in production, raise tune.runs_per_load."
+        f"Adopted from an application: sessions {use.loads}, runs {use.runs}, sets of shapes {use.shapes}. "
+        "The options in `runtime` are the application's own, and are not tuned. If sessions run more often "
+        "in production, raise tune.runs_per_load.",
+        *(f"Not kept: {item}" for item in left_out),
     ]
-    if use.other_options:
-        other = "1 other set" if use.other_options == 1 else f"{use.other_options} other sets"
-        lines.append(f"Also seen with {other} of options; these are the ones with the most runs.")
-    lines += [f"Not kept: {item}" for item in options.left_out]
     for line in lines:
         yield from comment(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,6 @@ import numpy as np
 from ortprep.bundle.atomic import new_file
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.tensors.arrays import write_tensors
-
-MAX_MODELS = 256
-"""Maximum number of models, each with one set of options, that one process records."""
 
 MAX_FEEDS = 64
 """Maximum number of sets of shapes kept apart per model: the first ones."""
@@ -59,7 +56,7 @@ class ModelRecord:
 
     Attributes:
         path: Absolute path of the model; None if the application gave bytes.
-        saved: Name of the file beside the record that holds such bytes; None if they were too many.
+        saved: Name of the file beside the record that holds such bytes; None for a path.
         size_bytes: Size of the model file.
         modified_ns: Modification time of the model file; 0 for bytes.
         options: Session options that differ from ONNX Runtime's defaults.
@@ -93,20 +90,12 @@ class ProcessRecord:
     """What one process of an application did.
 
     Attributes:
-        pid: Process number.
-        program: Names of the interpreter and of its script or module: `python app.py`.
         onnxruntime: Version of its ONNX Runtime.
         models: Models, in the order of their first session.
-        lost: Sessions beyond the limits of the recorder; these are in no model.
-        ended: Whether the process ended in order, so that all its runs are recorded.
     """
 
-    pid: int
-    program: str
     onnxruntime: str
     models: tuple[ModelRecord, ...]
-    lost: int = 0
-    ended: bool = False
 
 
 class ModelObserver:
@@ -251,9 +240,3 @@ class InputKeeper:
 
     def _name(self, slot: int) -> str:
         return f"{self._prefix}-{slot:04}.npz"
-
-
-def choose_spread(files: Sequence[Path], limit: int) -> tuple[Path, ...]:
-    """Returns as many files as a limit allows, from all over their order."""
-    count = min(limit, len(files))
-    return tuple(files[index * len(files) // count] for index in range(count))

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from ortprep.adopt.observation import (
-    MAX_MODELS,
     InputKeeper,
     ModelObserver,
     ModelRecord,
@@ -46,9 +45,6 @@ RECORDS_VARIABLE = "ORTPREP_RECORDS"
 
 INPUTS_VARIABLE = "ORTPREP_RECORD_INPUTS"
 """How many real inputs of each model a process keeps beside its record; none if it is not set."""
-
-MAX_SAVED_BYTES = 4 * 2**30
-"""Maximum size of all models that one process was given as bytes and that are kept."""
 
 
 class Recorder:
@@ -79,21 +75,16 @@ class Recorder:
         self._file = self._folder / f"{os.getpid()}-{os.urandom(8).hex()}.json"
         for number, observer in enumerate(self._models.values()):
             observer.restart(self._new_keeper(number))
-        self._saved: dict[str, int] = {}
-        self._lost = 0
 
     def _new_keeper(self, model: int) -> InputKeeper | None:
         return InputKeeper(self._folder, f"{self._file.stem}-{model}", self._limit) if self._limit else None
 
-    def opened(self, session: Any, request: SessionRequest) -> ModelObserver | None:
+    def opened(self, session: Any, request: SessionRequest) -> ModelObserver:
         """Records a session that was just made, and returns the observer of its runs."""
         with self._lock:
             model = self._describe(session, request)
             key = repr(model)
             if key not in self._models:
-                if len(self._models) == MAX_MODELS:
-                    self._lost += 1
-                    return None
                 self._models[key] = ModelObserver(model, self._new_keeper(len(self._models)))
             observer = self._models[key]
             observer.loads += 1
@@ -113,24 +104,16 @@ class Recorder:
     def end(self) -> None:
         """Writes the record of a process that is about to end."""
         with _nothing_raised():
-            self.write(ended=True)
+            self.write()
 
-    def write(self, *, ended: bool = False) -> None:
+    def write(self) -> None:
         """Writes the record of a process that has made or run a session."""
         with self._lock:
-            used = [one for one in self._models.values() if one.loads or one.runs]
-            if not used:
-                return
-            record = ProcessRecord(
-                pid=os.getpid(),
-                program=_name_program(),
-                onnxruntime=sys.modules["onnxruntime"].__version__,
-                models=tuple([one.observed() for one in used]),
-                lost=self._lost,
-                ended=ended,
-            )
-            # Nobody reads it after a power cut, so it need not wait for the disk.
-            write_bytes_atomic(self._file, format_json(encode(record)), durable=False)
+            used = tuple([one.observed() for one in self._models.values() if one.loads or one.runs])
+            if used:
+                record = ProcessRecord(sys.modules["onnxruntime"].__version__, used)
+                # Nobody reads it after a power cut, so it need not wait for the disk.
+                write_bytes_atomic(self._file, format_json(encode(record)), durable=False)
 
     def _describe(self, session: Any, request: SessionRequest) -> ModelRecord:
         """Returns the record of a model, which is saved first where it came as bytes."""
@@ -158,16 +141,11 @@ class Recorder:
             inputs={value.name: value.type for value in session.get_inputs()},
         )
 
-    def _save(self, model: bytes) -> str | None:
-        """Keeps a model given as bytes, and returns the name of its file; None if they are too many."""
-        digest = digest_bytes(model)
-        name = f"{digest.removeprefix(PREFIX)}.onnx"
-        if digest not in self._saved:
-            if sum(self._saved.values()) + len(model) > MAX_SAVED_BYTES:
-                return None
-            if not (self._folder / name).exists():
-                write_bytes_atomic(self._folder / name, model, durable=False)
-            self._saved[digest] = len(model)
+    def _save(self, model: bytes) -> str:
+        """Keeps a model given as bytes, and returns the name of its file."""
+        name = f"{digest_bytes(model).removeprefix(PREFIX)}.onnx"
+        if not (self._folder / name).exists():
+            write_bytes_atomic(self._folder / name, model, durable=False)
         return name
 
 
@@ -265,14 +243,6 @@ def _read_providers(providers: Any, options: Any) -> tuple[ProviderRecord, ...]:
         )
         records.append(ProviderRecord(str(name), {str(key): str(value) for key, value in chosen.items()}))
     return tuple(records)
-
-
-def _name_program() -> str:
-    """Returns the names of the interpreter and of its script or module; their arguments may be secrets."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    script = os.path.basename((getattr(sys, "argv", None) or [""])[0])
-    main = script if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
-    return f"{os.path.basename(sys.executable or 'python')} {main}".rstrip()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ortprep.adopt.observation import MAX_MODELS
 from ortprep.cli.command import CONFIGS, AsJson, Output, check_writable, command
 from ortprep.cli.console import Block, Talk, echo
 from ortprep.errors import SpecError
@@ -105,17 +104,11 @@ def _convert_section(program: Sequence[str], out: Path, judge: str | None) -> di
 
 
 def _warn(processes: Sequence[ProcessRecord]) -> None:
-    """Says what may be missing or wrong in a recording."""
+    """Says if the application has another ONNX Runtime."""
     installed = installed_onnxruntime()
     for version in sorted({process.onnxruntime for process in processes} - {installed}):
         both = f"the application has ONNX Runtime {version}, this environment {installed}"
         echo(f"{both}: prepare with {version}")
-    killed = [str(process.pid) for process in processes if process.models and not process.ended]
-    if killed:
-        echo(f"ended abruptly, so its last runs may be missing: process {', '.join(killed)}")
-    lost = sum(process.lost for process in processes)
-    if lost:
-        echo(f"sessions not recorded, since a process had more than {MAX_MODELS} models: {lost}")
 
 
 def _report(models: Sequence[AdoptedModel], out: Path) -> Iterator[Block]:
@@ -143,7 +136,7 @@ def _build_table(models: Sequence[AdoptedModel]) -> Table:
             ("model", lambda model: _shorten(model.model)),
             ("sessions", lambda model: model.use.loads),
             ("runs", lambda model: model.use.runs),
-            ("shapes", lambda model: model.use.shape_count),
+            ("shapes", lambda model: model.use.shapes),
             ("options", lambda model: ", ".join(_describe_options(model)) or "defaults"),
         ),
     )
