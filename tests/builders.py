@@ -16,8 +16,6 @@ OPSET = 17
 IR_VERSION = 8
 """IR version that goes with it; the onnx package's default may be newer than an older ONNX Runtime reads."""
 
-Axis = int | str | None
-
 
 def write_model(model, path):
     """Writes a model with its weights inside; returns the path."""
@@ -331,7 +329,7 @@ def build_model(nodes, *, inputs, outputs, initializers=()):
     graph = helper.make_graph(
         list(nodes), "graph", list(inputs), list(outputs), initializer=list(initializers)
     )
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = IR_VERSION
     return model
 

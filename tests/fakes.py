@@ -7,8 +7,7 @@ import socket
 import struct
 import threading
 import time
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -204,7 +203,7 @@ def trickling_server(before, endless=b"x", *, first=b""):
 
 
 @contextmanager
-def lingering(count: int) -> Iterator[list[int]]:
+def lingering(count):
     """Sockets whose last `close` takes an hour, or until this ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peers, descriptors = [], []
@@ -229,10 +228,10 @@ class Interruption:
         moment: Number of such moments of this package and of its context managers that pass before.
     """
 
-    def __init__(self, moment: int) -> None:
+    def __init__(self, moment):
         self.left = moment
 
-    def __call__(self, frame: types.FrameType, event: str, _: object) -> None:
+    def __call__(self, frame, event, _):
         file = frame.f_code.co_filename
         if event in ("call", "c_return") and ("/ortprep/runtime/" in file or file.endswith("contextlib.py")):
             self.left -= 1

@@ -1,7 +1,5 @@
 """The benchmarks: their arithmetic, what the fuzzer found, and that every folder of tests is collected."""
 
-from __future__ import annotations
-
 import os
 from fnmatch import fnmatch
 from pathlib import Path
@@ -82,12 +80,12 @@ def test_the_same_file_makes_the_session_that_load_makes(tmp_path):
         "ORT_ENABLE_BASIC", {"intra_op_num_threads": 1}, {"session.disable_prepacking": "1"}
     )
     bundle = write_bundle(tmp_path / "net", options=options)
-    names: dict[str, object] = {}
+    names = {}
     exec(f"{same_file(bundle).imports}\n{same_file(bundle).session}", names)
     made = names["options"]
-    assert made.intra_op_num_threads == 1  # type: ignore[attr-defined]
-    assert made.get_session_config_entry("session.disable_prepacking") == "1"  # type: ignore[attr-defined]
-    assert made.graph_optimization_level.name == "ORT_ENABLE_BASIC"  # type: ignore[attr-defined]
+    assert made.intra_op_num_threads == 1
+    assert made.get_session_config_entry("session.disable_prepacking") == "1"
+    assert made.graph_optimization_level.name == "ORT_ENABLE_BASIC"
 
 
 def starts(ready_ms, *, init_ms=20.0, steady_ms=5.0):

@@ -109,9 +109,9 @@ class _Document(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.links: list[str] = []
-        self.loaded: list[str] = []
-        self.anchors: set[str] = set()
+        self.links = []
+        self.loaded = []
+        self.anchors = set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -171,7 +170,7 @@ DEPLOYMENTS = (MANIFEST, WORKFLOW, SEVERAL, SERVED)
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
 def test_every_command_of_a_deployment_is_one_that_the_command_line_takes(path):
-    known: Any = typer.main.get_command(app)
+    known = typer.main.get_command(app)
     commands = list(commands_in(path))
     assert commands
     for _, name, *arguments in commands:

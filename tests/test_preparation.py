@@ -75,7 +75,7 @@ except MissingExtraError as error:
 )
 def test_what_is_wrong_is_raised_as_the_command_tells_it(place, model, sections, error, text):
     with pytest.raises(error) as caught:
-        prepare(model, **sections)  # type: ignore[arg-type]
+        prepare(model, **sections)
     assert text in caught.value.message
     assert caught.value.hint is not None
     assert not place.artifacts.exists()
@@ -91,7 +91,7 @@ def test_each_call_asks_anew_what_the_machine_has(place):
 def test_a_model_without_inputs_gets_a_spec_first(place):
     spec = place.configs / "net.yaml"
     spec.unlink()
-    events: list[BuildEvent] = []
+    events = []
     for _ in range(2):
         with pytest.raises(SpecError, match="no such target in net: cuda"):
             prepare("models/net.onnx", targets=["cpu"], target="cuda", on_progress=events.append)
@@ -114,10 +114,10 @@ def built(tmp_path_factory):
     """A bundle of `models/net.onnx`, prepared in a thread below a running event loop, as in a notebook."""
     project = new_project(tmp_path_factory.mktemp("notebook") / "project")
     (project.configs / "net.yaml").unlink()
-    events: list[BuildEvent] = []
+    events = []
 
     async def cell():
-        return await asyncio.to_thread(prepare, "models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
+        return await asyncio.to_thread(prepare, "models/net.onnx", on_progress=events.append, **NET)
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in project.environment().items():
@@ -147,9 +147,9 @@ def test_every_event_is_told_to_the_end(built):
 @pytest.mark.slow
 def test_a_second_call_does_nothing_at_once(built, capfd):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    events: list[BuildEvent] = []
+    events = []
     started_s = time.perf_counter()
-    prepare("models/net.onnx", on_progress=events.append, **NET)  # type: ignore[arg-type]
+    prepare("models/net.onnx", on_progress=events.append, **NET)
     assert time.perf_counter() - started_s < 1
     assert {event.kind for event in events} == {"current", "ended"}
     assert capfd.readouterr() == ("", "")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from ortprep.build.execution import Task, build_tasks
+from ortprep.build.execution import build_tasks
 from ortprep.errors import StageError
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import Context, Plan, TaskId
+from ortprep.stages.core.contract import Plan, TaskId
 
 
 @dataclass
@@ -21,16 +18,16 @@ class Shout:
     name: str = "shout"
     version: int = 1
 
-    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+    def variants(self, plan):
         return (None,)
 
-    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+    def requires(self, plan, variant):
         return ()
 
-    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+    def key(self, plan, variant):
         return {"word": self.word}
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context):
         self.runs.append(self.word)
         (context.folder / "sub").mkdir()
         (context.folder / "sub" / "word").write_text(self.word.upper())
@@ -46,26 +43,26 @@ class Count:
     name: str = "count"
     version: int = 1
 
-    def variants(self, plan: Plan) -> tuple[str | None, ...]:
+    def variants(self, plan):
         return plan.targets
 
-    def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
+    def requires(self, plan, variant):
         return (TaskId("shout"),)
 
-    def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+    def key(self, plan, variant):
         return {"variant": variant}
 
-    def run(self, context: Context) -> Mapping[str, Any]:
+    def run(self, context):
         upstream = context.upstream[TaskId("shout")]
         count = len((upstream.folder / "sub" / "word").read_text())
         self.runs.append(count)
         return {"count": count, "told": upstream.result["length"]}
 
 
-def spec(name: str = "m") -> ModelSpec:
+def spec(name="m"):
     return ModelSpec.model_validate({"name": name, "source": {"path": "m.onnx"}})
 
 
-def tasks(artifacts: Path, shout: Shout, count: Count, *, name: str = "m") -> tuple[Task, ...]:
+def tasks(artifacts, shout, count, *, name="m"):
     plan = Plan(spec=spec(name), targets=("cpu",))
     return build_tasks(plan, (shout, count), artifacts)

@@ -1,7 +1,5 @@
 """Laws of running tasks: a second run does nothing, a change is found and named, nothing half-done counts."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -9,20 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from ortprep.build.execution import Task, remove_outcome, run_task, why_stale
+from ortprep.build.execution import remove_outcome, run_task, why_stale
 from ortprep.build.explanations import explain_tasks, format_explanations
 from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
 from ortprep.bundle import user_key
 from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
-from ortprep.stages.core.contract import Plan
 from tests.build.fakes import Count, Shout, tasks
 
 
@@ -36,7 +31,7 @@ def artifacts(tmp_path):
     return tmp_path / "artifacts"
 
 
-def run_all(builds: tuple[Task, ...], cache: DigestCache) -> list[bool]:
+def run_all(builds, cache):
     return [run_task(task, cache=cache, say=lambda _: None) for task in builds]
 
 
@@ -113,7 +108,6 @@ def test_a_receipt_that_another_user_wrote_does_not_count(artifacts, cache, monk
     theirs = builds[0].receipt.read_bytes()
     (builds[0].folder / "sub/word").write_text("OTHER")
     receipt = read_receipt(builds[0].receipt)
-    assert receipt is not None
     write_receipt(builds[0].receipt, replace(receipt, files=describe_files(builds[0].folder, cache.digest)))
     assert why_stale(builds[0], cache) == ()
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "mine"))
@@ -168,7 +162,7 @@ def test_a_failure_leaves_the_old_outcome_and_keeps_message_and_hint(artifacts, 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), OSError(errno.EIO, "Input/output error")])
 def test_a_key_that_cannot_be_computed_is_told_like_work_that_fails(artifacts, cache, error):
     class Keyless(Shout):
-        def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
+        def key(self, plan, variant):
             raise error
 
     run_all(tasks(artifacts, Shout(), Count()), cache)
@@ -224,7 +218,6 @@ def test_of_two_builds_at_once_one_works_and_the_other_finds_it_done(artifacts, 
         for _ in range(2)
     ]
     for racer in racers:
-        assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
     outcomes = [racer.communicate("go\n")[0].strip() for racer in racers]
     assert sorted(outcomes) == ["False", "True"]
@@ -248,7 +241,6 @@ run_task(tasks(Path(sys.argv[1]), Slow(), Count())[0], cache=DigestCache(), say=
 
 def test_a_build_killed_at_work_leaves_nothing_that_counts_and_no_lock(artifacts, cache):
     sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER, str(artifacts)], stdout=subprocess.PIPE)
-    assert sleeper.stdout is not None
     with sleeper:
         assert sleeper.stdout.readline() == b"working\n"
         os.kill(sleeper.pid, signal.SIGKILL)

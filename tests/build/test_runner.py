@@ -1,10 +1,6 @@
 """Laws of the runner: one model after the other, what is done is left, a failure stops what needs it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +17,8 @@ from tests.runtime.builders import write_bundle
 class Recorder:
     """An observer that writes down what it is told."""
 
-    def __init__(self) -> None:
-        self.told: list[str] = []
+    def __init__(self):
+        self.told = []
 
     def __call__(self, event):
         if event.kind == "said":
@@ -30,7 +26,7 @@ class Recorder:
         else:
             self.told.append(f"{event.kind} {event.task}{event.text and ': '}{event.text}".rstrip())
 
-    def finished_tasks(self) -> list[str]:
+    def finished_tasks(self):
         return [line.removeprefix("finished ") for line in self.told if line.startswith("finished ")]
 
 
@@ -57,7 +53,7 @@ def test_a_failed_model_holds_up_no_other(tmp_path):
 # -- what is built: targets that are named or that the machine has, in places where nothing else is
 
 
-def spec(targets: Any, name: str = "m") -> ModelSpec:
+def spec(targets, name="m"):
     return ModelSpec.model_validate({"name": name, "source": {"path": "m.onnx"}, "targets": targets})
 
 
@@ -111,27 +107,27 @@ def test_problems_of_all_models_are_reported_at_once(tmp_path):
 # -- A bundle replaces an older bundle and nothing else; what a user put in its place stays
 
 
-def spec_in(folder: Path, *, path: str = "net.onnx", name: str = "net") -> ModelSpec:
+def spec_in(folder, *, path="net.onnx", name="net"):
     return ModelSpec(name=name, source=SourceSpec(path=path)).located_in(folder)
 
 
-def _cleared(folder: Path) -> Path:
+def _cleared(folder):
     folder.rmdir()
     return folder
 
 
-def _damaged(file: Path) -> Path:
+def _damaged(file):
     (write_bundle(file.parents[1]) / "manifest.json").unlink()
     return file
 
 
-def _newer(folder: Path) -> None:
+def _newer(folder):
     (folder / "loader.json").unlink()
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"schema_version": "1.', '"schema_version": "9.', 1))
 
 
-REPLACEABLE: dict[str, Callable[[Path], object]] = {
+REPLACEABLE = {
     "nothing": Path.rmdir,
     "an empty folder": lambda folder: None,
     "a bundle": write_bundle,
@@ -140,7 +136,7 @@ REPLACEABLE: dict[str, Callable[[Path], object]] = {
     "a damaged bundle": lambda folder: (write_bundle(folder) / "loader.json").write_text("?"),
 }
 
-PRECIOUS: dict[str, Callable[[Path], object]] = {
+PRECIOUS = {
     "a model": lambda folder: (folder / "model.onnx").write_text("precious"),
     "another program's manifest": lambda folder: (folder / "manifest.json").write_text('{"name": "app"}'),
     "another program's loader": lambda folder: (folder / "loader.json").write_text('{"name": "app"}'),

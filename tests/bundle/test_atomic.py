@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and files that are in two places."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
@@ -43,7 +41,6 @@ def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(tmp_path
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(destination)], stdout=subprocess.PIPE, env=dict(os.environ)
     )
-    assert writer.stdout is not None
     with writer:
         for _ in range(generations):
             writer.stdout.readline()
@@ -58,7 +55,6 @@ def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(tmp_path
 def test_f16_a_reader_never_sees_the_folder_absent_or_mixed_while_it_is_replaced(tmp_path):
     destination = tmp_path / "bundle"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(destination)], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
     with writer:
         writer.stdout.readline()
         for _ in range(2000):
@@ -117,7 +113,7 @@ def test_an_error_while_writing_a_file_leaves_the_old_one_and_no_trace(tmp_path)
     path = tmp_path / "file"
     write_bytes_atomic(path, b"old")
     with pytest.raises(TypeError):
-        write_bytes_atomic(path, "not bytes")  # type: ignore[arg-type]
+        write_bytes_atomic(path, "not bytes")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 

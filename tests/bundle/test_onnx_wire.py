@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import onnx
@@ -107,7 +106,7 @@ def test_garbage_never_escapes_as_another_error(tmp_path_factory, data):
 def test_numbers_hide_nothing_behind_them(tmp_path_factory, seed):
     """A tree ensemble is nodes with long lists of numbers, each a field of its own."""
     random = np.random.default_rng(seed)
-    lists: dict[str, Any] = {
+    lists = {
         "ints": random.integers(-(2**63), 2**63 - 1, 3000) >> random.integers(0, 63, 3000),
         "floats": random.standard_normal(3000),
         "strings": ["x" * size for size in random.integers(0, 40, 3000)],
@@ -138,7 +137,7 @@ def test_the_last_value_of_an_entry_counts_even_an_empty_one(tmp_path):
 def test_small_fields_are_not_read_one_by_one(tmp_path, field):
     # Four MiB of them took 11.7 s, two reads for each.
     path = tmp_path / "m.onnx"
-    reads: list[int] = []
+    reads = []
     path.write_bytes(field * 100_000)
     assert read_skeleton(path, between_reads=lambda: reads.append(1)) == path.read_bytes()
     assert len(reads) < 200

@@ -1,14 +1,9 @@
 """Laws of bundle verification; F-numbers are those of docs/format.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -182,7 +177,6 @@ def test_f19_a_first_phase_on_the_variants_own_providers_is_read(bundle):
     providers = [{"name": "CPUExecutionProvider", "options": {"use_arena": "0"}}]
     rewrite_variant(bundle, first_phase={**FIRST_PHASE, "providers": providers})
     (variant,) = read_loader_config(bundle).variants
-    assert variant.first_phase is not None
     assert variant.first_phase.providers == (ProviderRecord("CPUExecutionProvider", {"use_arena": "0"}),)
 
 
@@ -325,7 +319,7 @@ def test_f5_anything_but_a_json_object_of_this_form_is_refused(bundle, name, con
         check_bundle(bundle)
 
 
-READERS: dict[str, Callable[[Path], LoaderConfig | Manifest]] = {
+READERS = {
     "loader.json": read_loader_config,
     "manifest.json": read_manifest,
 }
@@ -350,7 +344,7 @@ def test_f7_a_file_that_readers_would_refuse_is_not_written(bundle):
     assert (bundle / "loader.json").read_bytes() == before
 
 
-json_values: st.SearchStrategy[Any] = st.recursive(
+json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
@@ -372,7 +366,7 @@ def test_whatever_stands_in_a_field_a_reader_answers_with_a_config_or_a_bundle_e
     original = (bundle / name).read_text()
     document = json.loads(original)
     place = document
-    key: Any = data.draw(st.sampled_from(sorted(set(document) - {"self_digest"})))
+    key = data.draw(st.sampled_from(sorted(set(document) - {"self_digest"})))
     while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
         place = place[key]
         key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))

@@ -1,7 +1,5 @@
 """Functions for child processes, most of them bad: what a crashing library or a careless author may do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,24 +14,24 @@ from ortprep.errors import IntegrityError
 Request = Mapping[str, Any]
 
 
-def echo(request: Request) -> dict[str, Any]:
+def echo(request):
     return {"request": dict(request), "pid": os.getpid(), "folder": str(Path.cwd()), "path": sys.path}
 
 
-def kill_itself(request: Request) -> dict[str, Any]:
+def kill_itself(request):
     os.kill(os.getpid(), request["signal"])
     return {}
 
 
-def vanish(request: Request) -> dict[str, Any]:
+def vanish(request):
     os._exit(0)
 
 
-def exit_loudly(request: Request) -> dict[str, Any]:
+def exit_loudly(request):
     raise SystemExit(3)
 
 
-def hang(request: Request) -> dict[str, Any]:
+def hang(request):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdout.write("about to hang\n")
@@ -43,28 +41,28 @@ def hang(request: Request) -> dict[str, Any]:
     return {}
 
 
-def raise_known(request: Request) -> dict[str, Any]:
+def raise_known(request):
     raise IntegrityError("bytes differ: weights\n  expected a, got ü", hint="ortprep check here")
 
 
-def raise_value_error(request: Request) -> dict[str, Any]:
+def raise_value_error(request):
     raise ValueError("nobody foresaw this")
 
 
-def raise_memory_error(request: Request) -> dict[str, Any]:
+def raise_memory_error(request):
     raise MemoryError
 
 
-def return_unserialisable(request: Request) -> dict[str, Any]:
+def return_unserialisable(request):
     return {"when": object()}
 
 
-def leave_grandchild(request: Request) -> dict[str, Any]:
+def leave_grandchild(request):
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     return {"pid": grandchild.pid}
 
 
-def fork_then_die(request: Request) -> dict[str, Any]:
+def fork_then_die(request):
     pid = os.fork()
     if pid == 0:
         time.sleep(600)
@@ -73,22 +71,22 @@ def fork_then_die(request: Request) -> dict[str, Any]:
     return {}
 
 
-def allocate(request: Request) -> dict[str, Any]:
+def allocate(request):
     return {"length": len(bytearray(os.urandom(1)) * request["size_bytes"])}
 
 
-def note_pid(path: str, pid: int) -> None:
+def note_pid(path, pid):
     part = Path(f"{path}.part")
     part.write_text(str(pid))
     part.replace(path)
 
 
-def write_to_full_disk(request: Request) -> dict[str, Any]:
+def write_to_full_disk(request):
     Path("/dev/full").write_text("x")
     return {}
 
 
-def answer_on_full_disk(request: Request) -> dict[str, Any]:
+def answer_on_full_disk(request):
     # Where the answer is written: the request's file and it are the process's arguments.
     Path(f"{sys.argv[2]}.part").symlink_to("/dev/full")
     sys.stdout.write("something that is never flushed")

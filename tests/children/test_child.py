@@ -1,7 +1,5 @@
 """Functions and programs in child processes: answers, errors and deaths come back, and nobody is left."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -184,7 +182,6 @@ def parent_of_hanging_child(pid_file):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    assert parent.stdout is not None
     with parent:
         try:
             assert parent.stdout.readline() == b"waiting\n"
@@ -231,7 +228,6 @@ def test_a_program_ends_with_the_process_that_started_it(tmp_path, number):
     with subprocess.Popen(
         [sys.executable, "-c", STARTER], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as starter:
-        assert starter.stdout is not None
         program = int(starter.stdout.readline())
         starter.send_signal(number)
     assert_gone(program)

@@ -1,7 +1,5 @@
 """`ortprep adopt` and `ortprep run`, on applications that know nothing of bundles."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sys

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ def change(bundle, **changes):
 def outcome_of(project, *arguments):
     """Returns what `--json` says; that exit code and stderr agree with it is part of every test."""
     ended = project.call("compare", *arguments, "--json")
-    data: dict[str, Any] = json.loads(ended.out)
+    data = json.loads(ended.out)
     assert ended.code == (0 if data["outcome"] == "ok" else 1)
     assert ended.err.startswith("error: ") == (ended.code == 1)
     return data

@@ -1,7 +1,5 @@
 """`ortprep doctor` on real models, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import signal
 
@@ -45,7 +43,6 @@ def test_a_source_and_a_bundle_are_examined_each_by_itself(project):
 def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
     write_model(conv_net(), project.root / "net.onnx")
     process = project.start("-m", "ortprep", "doctor", "init", "net.onnx", "--rounds", "99")
-    assert process.stderr is not None
     while "init" not in (line := process.stderr.readline()):
         assert line, "the doctor ended before it began"
     wait_for(lambda: list((project.root / "tmp").glob("ortprep-child-*/*")), what="a process is measured")

@@ -1,10 +1,6 @@
 """`ortprep place`, `serve-config` and `host` on real bundles, as a user runs them."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -57,7 +53,7 @@ def hosted(tmp_path, monkeypatch):
 
 
 @contextmanager
-def running(hosted: Project, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(hosted, *arguments):
     """A host, which has ended well afterwards."""
     process = hosted.start("-m", "ortprep", "host", *arguments)
     try:

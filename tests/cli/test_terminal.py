@@ -29,7 +29,7 @@ texts = st.text(st.characters(categories=["Ll", "Lu", "Nd"]), min_size=1, max_si
 @given(st.lists(st.tuples(*[texts] * 6), min_size=1, max_size=4))
 def test_a_table_in_a_pipe_has_every_character_in_lines_of_a_hundred(rows):
     with pytest.MonkeyPatch.context() as patch:
-        written: list[str] = []
+        written = []
         patch.setattr("sys.stdout.write", written.append)
         write_table(Table("title", ("name", *"abcde"), tuple(rows)))
     lines = "".join(written).splitlines()

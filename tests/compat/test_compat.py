@@ -3,8 +3,6 @@
 Made by `ortprep prepare` of that release, on CPU, from `tests.builders.conv_net(channels=64, classes=100)`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import threading
@@ -28,7 +26,7 @@ pytestmark = pytest.mark.runtime
 BUNDLES = sorted(path.parent for path in Path(__file__).parent.glob("*/*/manifest.json"))
 
 
-def release_of(bundle: Path) -> str:
+def release_of(bundle):
     return bundle.parent.name
 
 
@@ -51,7 +49,6 @@ def test_a_bundle_of_an_older_release_loads_and_answers_as_recorded(bundle):
 @pytest.mark.parametrize("bundle", BUNDLES, ids=release_of)
 def test_f11_a_portable_variant_is_for_any_processor_and_holds_no_node_of_onnxruntimes_own(bundle):
     portable = find_variant(read_loader_config(bundle), "portable")
-    assert portable is not None
     needs = portable.requirements
     assert needs.providers == ("CPUExecutionProvider",)
     assert (needs.machine, needs.cpu_features, needs.cpu_features_absent) == (None, (), ())
@@ -107,7 +104,6 @@ def is_quiet():
 
 def test_creation_holds_the_interpreter_only_before_1_31_and_a_run_never(tmp_path):
     version = parse_version(onnxruntime.__version__)
-    assert version is not None
     expected = ("released" if version >= (1, 31) else "held", "released")
     model, _ = write_linear(tmp_path / "heavy.onnx", np.zeros((ROWS, COLUMNS), np.float32))
     plan = default_plan(str(model))

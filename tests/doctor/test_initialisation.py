@@ -1,7 +1,5 @@
 """What recorded logs and profiles of ONNX Runtime show of a start."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from ortprep.doctor.doctor_model import plan_on
 from ortprep.doctor.initialisation import ACCOUNTED, Start, find_in_start
 from ortprep.doctor.initialisation_phases import (
     LogLine,
-    PhaseName,
     Timeline,
     parse_log,
     read_loaded_us,
@@ -28,13 +25,13 @@ RECORDED = Path(__file__).parent / "recorded_logs"
 DEFAULTS = ("1.23.2", "1.24.4", "1.25.1", "1.26.0", "1.27.0", "1.31.1")
 
 
-def read_recorded(name: str) -> tuple[tuple[LogLine, ...], Timeline]:
+def read_recorded(name):
     head, _, text = (RECORDED / f"{name}.log").read_text(encoding="utf-8").partition("\n")
     timeline = decode(Timeline, json.loads(head.removeprefix("# ")))
     return parse_log(text, begin_ns=timeline.begin_ns), timeline
 
 
-def total_ms(timeline: Timeline) -> float:
+def total_ms(timeline):
     return (timeline.end_ns - timeline.begin_ns) / 1e6
 
 
@@ -123,7 +120,7 @@ def test_whatever_is_logged_the_phases_add_up(rng, count):
     assert min(found.values()) >= 0
 
 
-def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start:
+def start_of(*phases, **changes):
     start = Start(
         numpy_ms=0.0,
         onnxruntime_ms=0.0,
@@ -132,10 +129,10 @@ def start_of(*phases: tuple[PhaseName, float], **changes: float | bool) -> Start
         steady_ms=1.0,
         measured_init_ms=sum(dict(phases).values()),
     )
-    return replace(start, **changes)  # type: ignore[arg-type]
+    return replace(start, **changes)
 
 
-def codes(start: Start) -> dict[str, str]:
+def codes(start):
     return {finding.code: finding.text for finding in find_in_start(start)}
 
 
@@ -157,7 +154,7 @@ def test_a_phase_that_takes_long_is_found_with_what_removes_it(phase, code):
 
 
 def test_what_cannot_apply_is_not_advised():
-    phases: list[tuple[PhaseName, float]] = [("optimise", 50.0), ("parse", 50.0), ("weights_in", 50.0)]
+    phases = [("optimise", 50.0), ("parse", 50.0), ("weights_in", 50.0)]
     advised = {one.code for one in find_in_start(start_of(*phases)) if one.severity == "advice"}
     assert advised == {"optimised-at-every-load", "weights-inside-the-model-file"}
     assert "weights-inside-the-model-file" not in codes(start_of(*phases, weights_outside=True))
@@ -181,7 +178,6 @@ def test_a_trace_of_a_real_model_names_the_phases(tmp_path):
 @pytest.mark.parametrize("version", ["1.23.2", "1.31.1"])
 def test_a_recorded_profile_says_when_the_model_was_parsed(version):
     loaded_us = read_loaded_us((RECORDED / f"profile-{version}.json").read_bytes())
-    assert loaded_us is not None
     assert 0 < loaded_us < 1e6
 
 

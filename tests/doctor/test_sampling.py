@@ -1,7 +1,5 @@
 """The input of a model of which nothing but the file is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

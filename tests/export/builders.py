@@ -1,14 +1,11 @@
 """Variants with recorded options, for tests of what becomes of them; no files behind them."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import FileEntry, Requirements, Variant, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import NEWEST, known_options
-from ortprep.options.option import Option
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 LEVELS = (
@@ -20,13 +17,7 @@ LEVELS = (
 )
 
 
-def make_variant(
-    level: str = "ORT_DISABLE_ALL",
-    *,
-    attributes: dict[str, int | bool | str] | None = None,
-    entries: dict[str, str] | None = None,
-    cuda: dict[str, str] | None = None,
-) -> Variant:
+def make_variant(level="ORT_DISABLE_ALL", *, attributes=None, entries=None, cuda=None):
     """Returns a variant for the CPU, or with `cuda` for that provider with these options."""
     providers = (ProviderRecord(CPU),) if cuda is None else (ProviderRecord(CUDA, cuda), ProviderRecord(CPU))
     return Variant(
@@ -40,7 +31,7 @@ def make_variant(
     )
 
 
-def _values(option: Option) -> st.SearchStrategy[str]:
+def _values(option):
     if option.kind == "switch":
         return st.sampled_from(["0", "1"])
     if option.kind == "choice":
@@ -52,7 +43,7 @@ def _values(option: Option) -> st.SearchStrategy[str]:
     return st.just("0.5") if option.kind == "number" else st.just("text")
 
 
-def _attribute(option: Option) -> st.SearchStrategy[int | bool | str]:
+def _attribute(option):
     if option.kind == "switch":
         return st.booleans()
     if option.kind == "integer":
@@ -60,7 +51,7 @@ def _attribute(option: Option) -> st.SearchStrategy[int | bool | str]:
     return _values(option)
 
 
-def _chosen(options: tuple[Option, ...]) -> st.SearchStrategy[dict[str, str]]:
+def _chosen(options):
     return st.fixed_dictionaries({}, optional={one.name: _values(one) for one in options})
 
 

@@ -5,15 +5,9 @@ From triton-inference-server: `src/model_config_utils.cc` (what a configuration 
 with Triton's own protobuf, sessions are real, no server is. Nothing here knows the code that writes them.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnxruntime
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as messages
 from tritonclient.utils import triton_to_np_dtype
 
@@ -33,7 +27,7 @@ CUDA_CODES = {
 }
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder):
     """Parses the configuration, and checks what the server checks of it."""
     config = text_format.Parse((folder / "config.pbtxt").read_text(), messages.ModelConfig())
     assert config.name == folder.name
@@ -51,7 +45,7 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def session_options(config: Any) -> onnxruntime.SessionOptions:
+def session_options(config):
     """The options of the session that the backend makes."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS.get(config.optimization.graph.level, Level.ORT_ENABLE_ALL)
@@ -71,9 +65,9 @@ def session_options(config: Any) -> onnxruntime.SessionOptions:
     return options
 
 
-def cuda_options(config: Any) -> dict[str, str]:
+def cuda_options(config):
     """The options the backend gives the CUDA provider, but for device and stream."""
-    options: dict[str, str] = {}
+    options = {}
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         assert accelerator.name == "cuda", f"unknown Execution Accelerator {accelerator.name!r} is requested"
         for key, value in accelerator.parameters.items():
@@ -89,12 +83,12 @@ def cuda_options(config: Any) -> dict[str, str]:
     return options
 
 
-def _bool(text: str) -> bool:
+def _bool(text):
     assert text.lower() in ("true", "1", "false", "0"), f"not a boolean: {text!r}"
     return text.lower() in ("true", "1")
 
 
-def load_model(folder: Path) -> tuple[Any, onnxruntime.InferenceSession]:
+def load_model(folder):
     """Makes the session of a model on the CPU, and checks its inputs and outputs as the backend does."""
     config = read_config(folder)
     path = folder / "1" / (config.default_model_filename or "model.onnx")
@@ -111,7 +105,7 @@ def load_model(folder: Path) -> tuple[Any, onnxruntime.InferenceSession]:
     return config, session
 
 
-def _compare(tensor: Any, values: list[Any], max_batch_size: int, *, exact: bool) -> None:
+def _compare(tensor, values, max_batch_size, *, exact):
     value = next(one for one in values if one.name == tensor.name)
     assert numpy_dtype(_onnx_name(value.type)) == _dtype(tensor.data_type)
     model = [size if isinstance(size, int) else -1 for size in value.shape]
@@ -127,18 +121,18 @@ def _compare(tensor: Any, values: list[Any], max_batch_size: int, *, exact: bool
     assert all(m == d for m, d in zip(model, dims, strict=True) if exact or m != -1)
 
 
-def _onnx_name(type_name: str) -> str:
+def _onnx_name(type_name):
     return type_name.removeprefix("tensor(").removesuffix(")")
 
 
-def _dtype(data_type: int) -> np.dtype[Any]:
+def _dtype(data_type):
     name = messages.DataType.Name(data_type).removeprefix("TYPE_")
     if name == "STRING":
         return numpy_dtype("string")
     return numpy_dtype("bfloat16") if name == "BF16" else np.dtype(triton_to_np_dtype(name))
 
 
-def answer(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+def answer(folder, feeds):
     """Loads a model folder and runs it once; returns the outputs by name."""
     from ortprep.runtime.tensors.arrays import run_session
 

@@ -1,11 +1,9 @@
 """Which variants are exported, and with which of their recorded options."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from tritonclient.grpc import model_config_pb2 as messages
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from ortprep.bundle.digest import digest_bytes
 from ortprep.bundle.loader_config import (
@@ -15,7 +13,6 @@ from ortprep.bundle.loader_config import (
     Requirements,
     TensorSpec,
     Tolerance,
-    Variant,
     VersionRange,
 )
 from ortprep.bundle.session_record import ProviderRecord
@@ -39,12 +36,12 @@ AVX512 = Requirements(OWN, (CPU,), "x86_64", ("avx512f",), ("amx_tile",))
 ANYWHERE = Requirements(VersionRange("1.23"), (CPU,))
 
 
-def variant(name: str, needs: Requirements, **changes: object) -> Variant:
+def variant(name, needs, **changes):
     made = make_variant(cuda={} if CUDA in needs.providers else None)
-    return made._replace(name=name, requirements=needs, **changes)  # type: ignore[arg-type]
+    return made._replace(name=name, requirements=needs, **changes)
 
 
-def bundle(*variants: Variant) -> LoaderConfig:
+def bundle(*variants):
     golden = Golden(FileEntry("golden.npz", 1, digest_bytes(b"g")), Tolerance(0, 0))
     return LoaderConfig("1.2", "net", (), (), golden, variants)
 
@@ -73,7 +70,7 @@ def test_an_unknown_name_is_told_with_those_there_are():
 # -- which recorded options Triton's backend takes, and what an exported variant takes and gives
 
 
-def config_of(variant: Variant) -> messages.ModelConfig:
+def config_of(variant):
     """Returns the model configuration of a variant with one input and output."""
     tensors = (TensorSpec("x", "float32", ("n", 3)),)
     options = plan_options(variant)
@@ -163,7 +160,7 @@ def test_a_scalar_per_row_is_reshaped():
 # -- `ortprep export`: what it writes to stdout, and what becomes of mistakes
 
 
-def call(*arguments: object) -> Result:
+def call(*arguments):
     return CliRunner().invoke(app, ["export", *map(str, arguments)])
 
 

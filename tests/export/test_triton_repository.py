@@ -1,9 +1,6 @@
 """A bundle as a model of a Triton repository, loaded as Triton's backend does."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +15,10 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError
-from ortprep.export.repository import ExportedModel, ExportResult, export_triton
+from ortprep.export.repository import ExportedModel, export_triton
 from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import BFLOAT16, Array
+from ortprep.runtime.tensors.element_types import BFLOAT16
 from tests.export.fakes import answer, read_config
 from tests.runtime.builders import (
     CPU_ONLY,
@@ -43,7 +40,7 @@ TUNED = SessionOptionsRecord(
 )
 
 
-def export_one(bundle: Path, repository: Path, request: ExportRequest | None = None) -> ExportResult:
+def export_one(bundle, repository, request=None):
     """Exports one bundle; all of them together are in one test."""
     return export_triton([bundle], repository, request)
 
@@ -53,7 +50,7 @@ def bundle(tmp_path):
     return write_bundle(tmp_path / "linear", options=TUNED)
 
 
-def named(*names: str) -> ExportRequest:
+def named(*names):
     return ExportRequest(variants=names)
 
 
@@ -85,7 +82,7 @@ def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(bundle,
 def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alone(bundle, tmp_path):
     repository = tmp_path / "repository"
 
-    def files() -> dict[Path, bytes]:
+    def files():
         return {path: path.read_bytes() for path in (repository / "linear").rglob("*") if path.is_file()}
 
     export_one(bundle, repository)
@@ -184,7 +181,7 @@ def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path):
     assert not (tmp_path / "repository" / "double").exists()
 
 
-SAMPLES: dict[str, Array] = {
+SAMPLES = {
     "bool": np.array([[True, False]]),
     "uint8": np.array([[1, 255]], np.uint8),
     "int16": np.array([[-1, 300]], np.int16),

@@ -1,27 +1,22 @@
 """Models whose inputs a spec has to describe, each with one thing that `init` has to find out."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, parser
 
 from tests.builders import tensor
 
 
-def parse(text: str, *, opset: int = 17, **tensors: NDArray[np.generic]) -> onnx.ModelProto:
+def parse(text, *, opset=17, **tensors):
     """Returns the model of a graph in ONNX's text form, with further initializers."""
-    model: onnx.ModelProto = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": {opset}, "ai.onnx.ml": 1]> graph {text}'
-    )
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}, "ai.onnx.ml": 1]> graph {text}')
     for index, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}{index}"
     model.graph.initializer.extend(tensor(name, array) for name, array in tensors.items())
     return model
 
 
-def copies(*inputs: str) -> onnx.ModelProto:
+def copies(*inputs):
     """Returns a model that gives its inputs back, such as `float[batch, 3] x`.
 
     What they are can be told by name, type and shape alone.
@@ -32,7 +27,7 @@ def copies(*inputs: str) -> onnx.ModelProto:
     return parse(f"({', '.join(inputs)}) => ({outputs}) {{ {nodes} }}")
 
 
-def fixed_size_classifier(side: int) -> onnx.ModelProto:
+def fixed_size_classifier(side):
     """`image` [batch, 3, height, width] → `scores`, which takes images of one size only."""
     return parse(
         """(float[batch, 3, height, width] image) => (float[batch, 5] scores) {
@@ -45,7 +40,7 @@ def fixed_size_classifier(side: int) -> onnx.ModelProto:
     )
 
 
-def skip_connection(stride: int) -> onnx.ModelProto:
+def skip_connection(stride):
     """`x` [1, 1, ?, ?] shrunk and grown by a stride and added to itself: sides have to be multiples of it."""
     return parse(
         f"""(float[1, 1, ?, ?] x) => (float[1, 2, H, W] y) {{
@@ -57,7 +52,7 @@ def skip_connection(stride: int) -> onnx.ModelProto:
     )
 
 
-def text_encoder(*, vocabulary: int = 30, positions: int = 20) -> onnx.ModelProto:
+def text_encoder(*, vocabulary=30, positions=20):
     """`input_ids` and `attention_mask` [batch, sequence]; a table of positions bounds the sequence."""
     return parse(
         """(int64[batch, sequence] input_ids, int64[batch, sequence] attention_mask) => (float[B, S, 8] y)
@@ -77,7 +72,7 @@ def text_encoder(*, vocabulary: int = 30, positions: int = 20) -> onnx.ModelProt
     )
 
 
-def voice_detector() -> onnx.ModelProto:
+def voice_detector():
     """`audio` [?, ?], `state` [2, ?, 4] and `sr`: a branch per sample rate."""
     return parse(
         """(float[?, ?] audio, float[2, ?, 4] state, int64 sr) => (float[2, B, 4] next)
@@ -96,7 +91,7 @@ def voice_detector() -> onnx.ModelProto:
     )
 
 
-def scaled_pixels() -> onnx.ModelProto:
+def scaled_pixels():
     """`image` [1, 4, 4, 3] of float32 → `y` [1, 3, 4, 4], divided by 255 in the graph."""
     return parse(
         """(float[1, 4, 4, 3] image) => (float[1, 3, 4, 4] y) <float full = {255}> {
@@ -106,7 +101,7 @@ def scaled_pixels() -> onnx.ModelProto:
     )
 
 
-def compared_one_hot() -> onnx.ModelProto:
+def compared_one_hot():
     """`bytes` [?, 8] → `y` [?, 8, 257], compared with 0 to 256: a one-hot encoding as JAX exports it."""
     return parse(
         """(int32[batch, 8] bytes) => (float[batch, 8, 257] y)
@@ -120,7 +115,7 @@ def compared_one_hot() -> onnx.ModelProto:
     )
 
 
-def impossible() -> onnx.ModelProto:
+def impossible():
     """`x` [rows, columns], of which no shape runs: it would need 15 elements and 16."""
     return parse(
         """(float[rows, columns] x) => (float[3, 5] first, float[2, 8] second)
@@ -131,7 +126,7 @@ def impossible() -> onnx.ModelProto:
     )
 
 
-def map_classifier() -> onnx.ModelProto:
+def map_classifier():
     """`x` [1, 4] → `label` and `probabilities`, a list of maps as converters of scikit-learn make it."""
     model = parse("(float[1, 4] x) => (string[1] label) { label = Identity(x) }")
     names = {"domain": "ai.onnx.ml", "classlabels_strings": ["no", "yes"]}

@@ -1,19 +1,14 @@
 """What `init` proposes for a model is what it runs on, and the written spec is one the build reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from ortprep.errors import SourceError, SpecError
-from ortprep.init import InitResult, ObservedInput, find_spec_name, init_spec
+from ortprep.init import ObservedInput, find_spec_name, init_spec
 from ortprep.init.draft import choose_name
-from ortprep.init.input_search import Feed
 from ortprep.init.trial_run import run_trial
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
@@ -28,13 +23,13 @@ from tests.init.builders import copies, map_classifier
 Build = Callable[[], onnx.ModelProto]
 
 
-def draft(model: onnx.ModelProto, folder: Path, **options: Any) -> InitResult:
+def draft(model, folder, **options):
     """Drafts a spec for a model in `folder/configs`."""
     path = models.write_model(model, folder / "models" / "net.onnx")
     return init_spec(path, folder=folder / "configs", **options)
 
 
-def feeds_of(model: onnx.ModelProto, folder: Path) -> dict[str, Feed]:
+def feeds_of(model, folder):
     """Returns what a model runs on, found in this process, which has imported ONNX Runtime anyway."""
     path = models.write_model(model, folder / "net.onnx")
     trial = run_trial((path, None, {}))
@@ -202,7 +197,7 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path):
 NAMELESS = ["", "?", "-1", "unk__6", "DynamicDimension.0", "p2o.DynamicDimension.0"]
 
 
-def unrelated_net(written: str) -> onnx.ModelProto:
+def unrelated_net(written):
     """`left` [?, 4] and `right` [?, 4]: their sizes have nothing in common."""
     model = copies("float[n, 4] left", "float[n, 4] right")
     for item in (*model.graph.input, *model.graph.output):

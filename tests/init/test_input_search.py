@@ -1,9 +1,5 @@
 """What ONNX Runtime says when a size does not fit leads to one that does."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,7 +7,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelFacts, ModelInterface
 from ortprep.init.graph_facts import GraphFacts
-from ortprep.init.input_search import MAX_ATTEMPTS, Feed, InputSearch
+from ortprep.init.input_search import MAX_ATTEMPTS, InputSearch
 from ortprep.init.shapes import MAX_SIZE, find_index_limit, find_node, suggest_sizes
 
 CONCAT = (
@@ -108,9 +104,9 @@ inputs = st.lists(
 @example([TensorSpec("x", "int64", ("2*past", "total_len", "past", "seq"))], [""], {})
 @settings(max_examples=60, deadline=None)
 def test_the_search_ends_and_keeps_what_the_model_declares(items, said, bounds):
-    runs: list[Mapping[str, Feed]] = []
+    runs = []
 
-    def run(feeds: Mapping[str, Feed]) -> str:
+    def run(feeds):
         runs.append(feeds)
         return said[len(runs) % len(said)]
 

@@ -1,9 +1,6 @@
 """Figures of accuracy are what their formulas say, and what passes the gate is within its bounds."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ DTYPES = st.one_of(
 )
 
 
-def measure(*pairs: tuple[Any, Any], block_elements: int = 1000) -> OutputAccuracy:
+def measure(*pairs, block_elements=1000):
     triples = (("y", np.asarray(expected), np.asarray(got)) for expected, got in pairs)
     (found,) = compare_arrays(triples, block_elements=block_elements)
     return found
@@ -148,7 +145,7 @@ def test_what_cannot_be_compared_has_a_reason_beside_the_figures_of_the_rest(exp
 
 
 def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path):
-    def answer(output: str, values: list[float]) -> Answer:
+    def answer(output, values):
         file = tmp_path / f"{output}.npy"
         np.save(file, np.array(values))
         return Answer(output, str(file))
@@ -164,7 +161,7 @@ def test_answers_are_compared_by_name_and_none_is_overlooked(tmp_path):
 LOGITS = OutputAccuracy("logits", 100, max_abs=0.5, cosine=0.871, snr_db=6.2, top1=0.9)
 
 
-def judge_one(bounds: dict[str, float], accuracy: OutputAccuracy = LOGITS) -> tuple[str, ...]:
+def judge_one(bounds, accuracy=LOGITS):
     return find_gate_failures({"": bounds}, [accuracy])
 
 

@@ -1,7 +1,5 @@
 """Interleaved rounds, and which of two plans is smaller beyond the noise."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -66,7 +64,7 @@ def test_a_gain_too_small_to_count_is_none_however_sure():
 def test_of_equal_plans_one_is_seldom_called_smaller():
     chance = random.Random(7)
 
-    def noisy(count: int) -> list[float]:
+    def noisy(count):
         return [math.exp(chance.gauss(0, 0.05)) for _ in range(count)]
 
     for count, most in ((3, 0.12), (5, 0.11), (7, 0.07), (12, 0.04)):
@@ -86,7 +84,7 @@ def test_gaps_that_the_rounds_do_not_agree_in_are_noise():
 PLANS = ("default", "recipe", "prepared", "portable")
 
 
-def result(init_ms: float, *, gpu_mb: float | None = None) -> ProbeResult:
+def result(init_ms, *, gpu_mb=None):
     return ProbeResult(
         ready_ms=init_ms + 150.0,
         import_ms=120.0,
@@ -111,7 +109,7 @@ def test_every_round_runs_every_plan_once(count):
 def test_every_plan_follows_every_other_equally_often(count):
     plans = [f"plan{i}" for i in range(count)]
     rounds = count if count % 2 == 0 else 2 * count
-    neighbours: Counter[tuple[str, str]] = Counter()
+    neighbours = Counter()
     for index in range(rounds):
         order = order_of_round(plans, index)
         neighbours.update(itertools.pairwise(order))
@@ -120,9 +118,9 @@ def test_every_plan_follows_every_other_equally_often(count):
 
 
 def test_a_plan_that_fails_once_leaves_the_comparison_and_the_others_go_on():
-    attempts: Counter[str] = Counter()
+    attempts = Counter()
 
-    def measure(plan: str) -> ProbeResult:
+    def measure(plan):
         attempts[plan] += 1
         if plan == "recipe" and attempts[plan] == 2:
             raise ChildError("child process died: SIGSEGV")

@@ -1,7 +1,5 @@
 """What measures has its device alone, and loads what it measures as a job would."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,14 +7,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from ortprep.bundle.loader_config import Requirements, TensorSpec, Variant
-from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.bundle.loader_config import TensorSpec, Variant
+from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import CacheError, LoadError, StageError
 from ortprep.measuring.device_lock import lock_folder, measuring, working
 from ortprep.measuring.staged_bundles import StagedBundles
@@ -52,12 +49,10 @@ def private_locks(tmp_path, monkeypatch):
 
 
 @contextmanager
-def other_process(what: str) -> Iterator[subprocess.Popen[bytes]]:
+def other_process(what):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"holding\n"
         yield process
@@ -70,28 +65,28 @@ def other_process(what: str) -> Iterator[subprocess.Popen[bytes]]:
 class Taker(threading.Thread):
     """Takes a lock as another program would; `waiting` and `holding` tell how far it got."""
 
-    def __init__(self, take: Callable[..., object]) -> None:
+    def __init__(self, take):
         super().__init__(daemon=True)
         self._take = take
         self.waiting, self.holding, self.release = threading.Event(), threading.Event(), threading.Event()
         self.start()
 
-    def run(self) -> None:
-        with self._take(on_wait=self.waiting.set):  # type: ignore[attr-defined]
+    def run(self):
+        with self._take(on_wait=self.waiting.set):
             self.holding.set()
             self.release.wait()
 
 
-def measure_cpu(*, on_wait: Callable[[], None]) -> object:
+def measure_cpu(*, on_wait):
     return measuring("cpu", on_wait=on_wait)
 
 
-def measure_gpu(*, on_wait: Callable[[], None]) -> object:
+def measure_gpu(*, on_wait):
     return measuring("cuda:0", on_wait=on_wait)
 
 
 @contextmanager
-def taking(take: Callable[..., object]) -> Iterator[Taker]:
+def taking(take):
     taker = Taker(take)
     try:
         yield taker
@@ -230,13 +225,13 @@ def staged(tmp_path, cache):
     return StagedBundles(tmp_path / "staged", INPUTS, OUTPUTS)
 
 
-def stage(staged: StagedBundles, plan: SessionPlan, needs: Requirements = CPU_ONLY) -> Path:
+def stage(staged, plan, needs=CPU_ONLY):
     model = Path(plan.model)
     variant = Variant("v", "cpu", model.name, (), plan.session_options, plan.providers, needs)
     return staged.stage(model.parent, variant, timeout_s=600)
 
 
-def with_threads(plan: SessionPlan, count: int) -> SessionPlan:
+def with_threads(plan, count):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": count})
     return plan._replace(session_options=options)
 

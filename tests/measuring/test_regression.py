@@ -1,12 +1,9 @@
 """The gate between two versions of a bundle: what fails, what never fails, and what cannot be compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,7 +27,6 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.errors import BundleError
 from ortprep.measuring.change import MEASURED, RegressionLimits, judge
-from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_versions
 
 HERE = {"machine": "x86_64", "cpu_model": "processor", "cores": 4, "gpus": []}
@@ -38,26 +34,24 @@ FIELDS = {name: field for name, field in MEASURED.items() if name != "first-resu
 """Figures that are recorded; the first result is the sum of two."""
 
 
-def compare(old: Manifest, new: Manifest, **options: Any) -> Comparison:
+def compare(old, new, **options):
     return compare_versions([old], [new], **options)
 
 
-def exactly(value: float, *, count: int = 5) -> Samples:
+def exactly(value, *, count=5):
     return Samples((value,) * count)
 
 
-def plan(name: str = "prepared", **changed: Samples | None) -> PlanFigures:
-    figures: dict[str, Any] = {field: exactly(10.0, count=9) for field in FIELDS.values()}
+def plan(name="prepared", **changed):
+    figures = {field: exactly(10.0, count=9) for field in FIELDS.values()}
     return PlanFigures(plan=name, **{**figures, **changed})
 
 
-def measured(
-    *plans: PlanFigures, cache: str = "warm", shapes: str = "x=[1,3]"
-) -> tuple[MeasurementRecord, ...]:
+def measured(*plans, cache="warm", shapes="x=[1,3]"):
     return (MeasurementRecord(cache, 5, shapes, plans or (plan(),)),)
 
 
-def variant(name: str = "cpu", *, target: str = "cpu", error: float = 0.1, **changed: Any) -> VariantRecord:
+def variant(name="cpu", *, target="cpu", error=0.1, **changed):
     worst = OutputError("y", "x=[1,3]", 1e-4, 1e-4, (0,), 1.0, 1.0, error)
     verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (worst,), ())
     measurements = measured() if name != "portable" else ()
@@ -65,9 +59,7 @@ def variant(name: str = "cpu", *, target: str = "cpu", error: float = 0.1, **cha
     return dataclasses.replace(record, **changed)
 
 
-def manifest(
-    *variants: VariantRecord, hardware: Any = HERE, sizes: dict[str, int] | None = None, **changed: Any
-) -> Manifest:
+def manifest(*variants, hardware=HERE, sizes=None, **changed):
     variants = variants or (variant(), variant("portable"))
     sizes = {one.name: 2**20 for one in variants} if sizes is None else sizes
     found = Manifest(
@@ -84,13 +76,13 @@ def manifest(
     return dataclasses.replace(found, **changed)
 
 
-def with_figure(figure: str, summary: Samples | None) -> Manifest:
+def with_figure(figure, summary):
     """Returns a bundle of one variant, with that figure."""
-    figures = dataclasses.replace(plan(), **{FIELDS[figure]: summary})  # type: ignore[arg-type]
+    figures = dataclasses.replace(plan(), **{FIELDS[figure]: summary})
     return manifest(variant(measurements=measured(figures)))
 
 
-def verdicts(comparison: Comparison) -> dict[str, str]:
+def verdicts(comparison):
     """Returns what became of the first variant's figures, by their names."""
     return {change.figure: change.verdict for change in comparison.variants[0].changes}
 
@@ -256,7 +248,7 @@ def test_what_is_shipped_is_what_is_compared():
 def test_of_equal_bundles_one_is_seldom_called_worse(rounds, scatter, most):
     chance = random.Random(7)
 
-    def noisy() -> Samples:
+    def noisy():
         return Samples.of([math.exp(chance.gauss(0, scatter)) for _ in range(rounds)])
 
     calls = [judge(noisy(), noisy(), limit=0.1) == "regression" for _ in range(4000)]
@@ -307,7 +299,7 @@ def test_figures_of_different_inputs_are_not_compared():
 def test_a_variant_is_compared_with_that_of_the_same_hardware_in_whatever_order():
     gpus = {name: HERE | {"gpus": [{"name": name, "compute_capability": [9, 0]}]} for name in ("A", "B")}
 
-    def prepared_on(*names: str) -> list[Manifest]:
+    def prepared_on(*names):
         return [manifest(variant("cuda", target="cuda"), hardware=gpus[name]) for name in names]
 
     comparison = compare_versions(prepared_on("A", "B"), prepared_on("B", "A"))
@@ -331,7 +323,7 @@ def test_f10_a_manifest_of_more_variants_than_a_build_makes_is_refused(tmp_path)
 @pytest.mark.attack
 @pytest.mark.parametrize("depth", [1, 200])
 def test_many_variants_and_facts_of_strangers_are_compared_in_seconds(depth):
-    facts: Any = {f"{index:x}": index for index in range(50_000)}
+    facts = {f"{index:x}": index for index in range(50_000)}
     for _ in range(depth):
         facts = {"x" * 10_000: facts, "": {"": 0}}
     sizes = {f"v{index}": 1 for index in range(50_000)}

@@ -1,23 +1,20 @@
 """Specs and sources that are wrong."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tests import builders as models
 from tests.builders import write_model
-from tests.prepare.builders import SHAPES, Project, is_intact, untouched
+from tests.prepare.builders import SHAPES, is_intact, untouched
 
 # -- specs that are wrong in themselves or of their model are told so early, and the old bundle stays
 
 USUAL = "name: net\nsource: {path: ../models/net.onnx}\n"
 
 # One case of each place that refuses: what each place refuses is in the tests of specs and of agreement.
-WRONG: dict[str, tuple[str, str]] = {
+WRONG = {
     "a misspelt key": (
         USUAL + "verifi: {rtol: 1}\n",
         r"net\.yaml:3: verifi: unknown key; did you mean 'verify'\?",
@@ -65,8 +62,6 @@ def test_samples_and_a_spec_that_contradict_the_model_are_refused_before_long_wo
 # -- models that cannot be prepared: each is refused by name, and the old bundle stays
 
 
-Change = Callable[[Project], object]
-
 FORM = re.compile(
     r"error: (?P<what>.+)\n(?P<details>(  .+\n)*)(\nhint: .+\n)?(.+\n)*?[01] done, .*[12] failed.*\n"
 )
@@ -82,7 +77,7 @@ def with_model(build):
 
 
 # One case of each place that refuses: what each place refuses is in its stage's tests.
-BAD: dict[str, tuple[Change, str]] = {
+BAD = {
     "missing": (lambda p: (p.models / "net.onnx").unlink(), r"source model missing.*no such file"),
     "an unknown operator": (with_model(models.unknown_operator), "Frobnicate"),
 }

@@ -1,11 +1,7 @@
 """From a spec that converts to what jobs load: precisions, buckets, the gate and its ladder."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +72,6 @@ def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manife
     left_out = {one.variant: one for one in manifest.left_out}
     assert set(left_out) == {"cpu-bf16", "cpu-bf16-batch1"}
     conversion = left_out["cpu-bf16"].conversion
-    assert conversion is not None
     assert [step.precision for step in conversion.steps] == ["bf16", "fp32"]
     assert "MatMul" in conversion.steps[0].outcome
 
@@ -135,7 +130,7 @@ for seed in range(4):
 """
 
 
-def make_project(root: Path) -> Project:
+def make_project(root):
     made = Project(root)
     write_model(matmul_net(size=1024, layers=4), made.models / "net.onnx")
     (made.root / "app.py").write_text(APPLICATION)
@@ -154,14 +149,14 @@ def judged(tmp_path_factory):
     return made
 
 
-def adopt(project: Project, *arguments: str) -> None:
+def adopt(project, *arguments):
     judged = ("--precision", "auto", "--judge", "stdout", "--record-inputs", "4")
     outcome = project.run("adopt", *judged, "--", sys.executable, "app.py", *arguments)
     assert outcome.code == 0, outcome.err
     assert "they may be private; no bundle and no registry gets them" in outcome.err.replace("\n", " ")
 
 
-def change_spec(project: Project, **convert: Any) -> None:
+def change_spec(project, **convert):
     spec = project.configs / "net.yaml"
     lines = [line for line in spec.read_text().splitlines() if not line.startswith("convert: ")]
     spec.write_text("\n".join([*lines, f"convert: {json.dumps(convert)}", ""]))
@@ -174,12 +169,8 @@ def test_an_application_gets_int8_that_it_judged_until_that_is_switched_off(judg
     assert read_loader_config(judged.bundle()).variants[0].judged
     records = {one.name: one for one in read_manifest(judged.bundle()).variants}
     conversion = records["cpu-int8"].conversion
-    assert conversion is not None
-    assert conversion.calibration is not None
-    assert conversion.judged_on is not None
     assert (conversion.calibration.count, conversion.judged_on.count) == (2, 2)
     assert [records[name].verification.samples for name in ("cpu", "cpu-int8")] == [4, 2]
-    assert conversion.verdict is not None
     assert (conversion.verdict.equal, conversion.verdict.lines) == (4, 4)
     assert "4 of 4 lines of stdout the same" in judged.run("show", "net").out.replace("\n", " ")
 

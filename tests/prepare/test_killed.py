@@ -1,7 +1,5 @@
 """A build killed at any stage: the old bundle or the new one stands, and the next run ends the work."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """From a spec to `load`; a second run does nothing; a third does what changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

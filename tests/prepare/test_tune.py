@@ -31,14 +31,11 @@ def project(tmp_path):
 
 
 def tuning(project):
-    record = read_manifest(project.bundle()).variants[0].tuning
-    assert record is not None
-    return record
+    return read_manifest(project.bundle()).variants[0].tuning
 
 
 def fake_measure(request, **_):
     """Stands for `measure_plan`: what is prepared less loads sooner and runs longer, the source apart."""
-    assert request.plan is not None
     options = request.plan.session_options
     is_source = options.graph_optimization_level == "ORT_ENABLE_ALL"
     init_ms, steady_ms = (1000.0 if is_source else 100.0), 1.0

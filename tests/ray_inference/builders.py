@@ -1,7 +1,5 @@
 """Raylets on one machine, which can be killed, and what is served on them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -9,18 +7,15 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ortprep.ray_inference.config import ServeConfig
 from ortprep.ray_inference.deployment import build_application
 from ortprep.ray_inference.pinning import pin_version
 from tests.fakes import wait_for
@@ -39,7 +34,7 @@ since the machine is busy, is not. Beside other tests Ray's workers are as nice 
 _ATTEMPTS = 3
 
 
-def _start(start: Callable[[], Any]) -> Any:
+def _start(start):
     """Starts a node; a raylet that the busy machine did not let come up within Ray's 30 s, once more."""
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -57,11 +52,11 @@ class SmallCluster:
         caches: Where each node has a cache of its own.
     """
 
-    def __init__(self, caches: Path) -> None:
+    def __init__(self, caches):
         self._caches = caches
-        self.nodes: list[Any] = []
+        self.nodes = []
 
-    def __enter__(self) -> SmallCluster:
+    def __enter__(self):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, of its files and of its future
             head = {
@@ -70,17 +65,17 @@ class SmallCluster:
                 "include_dashboard": False,
                 "_system_config": _SOON,
             }
-            self._cluster: Any = _start(partial(Cluster, initialize_head=True, head_node_args=head))
+            self._cluster = _start(partial(Cluster, initialize_head=True, head_node_args=head))
         self.connect()
         return self
 
-    def connect(self) -> None:
+    def connect(self):
         """Makes this process a driver of the cluster."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.shutdown()
@@ -90,7 +85,7 @@ class SmallCluster:
             self.nodes.clear()
             gc.collect()
 
-    def add_node(self, *, cpus: int = 1, labels: Mapping[str, str] | None = None) -> Any:
+    def add_node(self, *, cpus=1, labels=None):
         """Starts a node and waits until the cluster has it."""
         cache = self._caches / f"node{len(list(self._caches.iterdir()))}"
         cache.mkdir()
@@ -109,7 +104,7 @@ class SmallCluster:
         node.cache = cache
         return node
 
-    def kill_node(self, node: Any) -> None:
+    def kill_node(self, node):
         """Kills a node's raylet, by which its workers end; nobody is told."""
         raylet = node.all_processes[ray._private.ray_constants.PROCESS_TYPE_RAYLET][0].process
         os.kill(raylet.pid, signal.SIGKILL)
@@ -118,7 +113,7 @@ class SmallCluster:
             warnings.simplefilter("ignore")
             self._cluster.remove_node(node, allow_graceful=False)
 
-    def clear(self) -> None:
+    def clear(self):
         """Removes all nodes, and waits until the head knows."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -127,7 +122,7 @@ class SmallCluster:
             gc.collect()  # here, as in `__exit__`, and not within some later test
         wait_for(lambda: sum(one["Alive"] for one in ray.nodes()) == 1, what="only the head is left")
 
-    def replicas(self) -> list[int]:
+    def replicas(self):
         """Returns the processes of its nodes that run a replica of a deployment."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -145,7 +140,7 @@ LONG = 1200
 
 
 @contextmanager
-def deployed(*bundles: Path | str, config: ServeConfig, replicas: int = 1) -> Iterator[Any]:
+def deployed(*bundles, config, replicas=1):
     """A handle of an application of some bundles, which is deleted afterwards."""
     app = build_application(
         dataclasses.replace(config, replicas=replicas),
@@ -158,7 +153,7 @@ def deployed(*bundles: Path | str, config: ServeConfig, replicas: int = 1) -> It
         serve.delete("jobs")
 
 
-def write_slow(folder: Path) -> Path:
+def write_slow(folder):
     one, size = np.ones((1, 1), np.float32), np.array([2, 2])
     return write_model_bundle(
         folder,
@@ -180,7 +175,7 @@ def write_slow(folder: Path) -> Path:
     )
 
 
-def write_sizing(folder: Path) -> Path:
+def write_sizing(folder):
     """Writes `y = zeros(n)`, where `n` is the largest size of `x`: 4 bytes for each."""
     return write_model_bundle(
         folder,

@@ -1,7 +1,5 @@
 """A real cluster of several nodes on this machine, each with a cache of its own, and Serve on it."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

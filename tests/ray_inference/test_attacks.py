@@ -1,7 +1,5 @@
 """Clients that mean harm: a real replica, without Serve, answers them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -9,9 +7,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -34,7 +30,7 @@ pytestmark = [
 ]
 
 
-async def open_replica(bundle: Path, **config: Any) -> BundleDeployment:
+async def open_replica(bundle, **config):
     name, pinned = pin_version(str(bundle))
     replica = BundleDeployment(encode(ServeConfig(**config)))
     await replica.reconfigure({"bundles": {name: encode(pinned)}})
@@ -49,12 +45,10 @@ def sizing(tmp_path):
 INFER = "/v2/models/sizing/infer"
 
 
-async def ask(
-    replica: BundleDeployment, path: str, parts: Iterable[bytes] | AsyncIterator[bytes] = (), **headers: str
-) -> Any:
+async def ask(replica, path, parts=(), **headers):
     """Sends a request as Serve's proxy does, in parts; returns the response."""
 
-    async def list_parts() -> AsyncIterator[bytes]:
+    async def list_parts():
         if isinstance(parts, AsyncIterator):
             async for part in parts:
                 yield part
@@ -64,7 +58,7 @@ async def ask(
 
     left = list_parts()
 
-    async def receive() -> dict[str, Any]:
+    async def receive():
         part = await anext(left, None)
         return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
@@ -74,7 +68,7 @@ async def ask(
     return await replica(Request(scope, receive))
 
 
-def body_of(shape: list[int], data: list[float]) -> bytes:
+def body_of(shape, data):
     tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
     return json.dumps({"inputs": [tensor]}).encode()
 
@@ -86,7 +80,7 @@ def test_without_the_token_only_health_is_answered(sizing, tmp_path, caplog):
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     body, wrong = body_of([1, 3], [1, 2, 3]), TOKEN[:-1] + "8"
 
-    async def attack() -> None:
+    async def attack():
         replica = await open_replica(sizing, token_file=str(tmp_path / "token"))
         for path in ("/v2", "/v2/models/sizing", "/v2/models/sizing/ready", INFER, "/v2/models/none", "/"):
             given = ("", wrong, f"Bearer {wrong}", f"Basic {TOKEN}", TOKEN, "Bearer ", f"Bearer {TOKEN}é")
@@ -134,7 +128,7 @@ def test_a_token_given_as_a_name_is_not_repeated():
 def test_an_answer_that_is_large_is_not_written_as_json(sizing):
     tensor = {"name": "x", "datatype": "FP32", "shape": [0, 2**20 + 1], "data": []}
 
-    async def attack() -> None:
+    async def attack():
         replica = await open_replica(sizing)
         refused = await ask(replica, INFER, [json.dumps({"inputs": [tensor]}).encode()])
         assert refused.status_code == 413
@@ -150,12 +144,12 @@ def test_an_answer_that_is_large_is_not_written_as_json(sizing):
 def test_bodies_together_take_no_more_than_their_budget(sizing):
     """Clients that never finish hold what they sent; what is above the budget is refused, and then served."""
 
-    async def send_half(body: bytes, goes_on: asyncio.Event) -> AsyncIterator[bytes]:
+    async def send_half(body, goes_on):
         yield body[:-10]
         await goes_on.wait()
         yield body[-10:]
 
-    async def attack() -> None:
+    async def attack():
         body = body_of([1, 200], [0.5] * 200)
         limit = 3 * len(body)
         replica = await open_replica(
@@ -175,12 +169,12 @@ def test_bodies_together_take_no_more_than_their_budget(sizing):
     asyncio.run(attack())
 
 
-async def stall() -> AsyncIterator[bytes]:
+async def stall():
     yield b"{"
     await asyncio.Event().wait()
 
 
-async def trickle() -> AsyncIterator[bytes]:
+async def trickle():
     while True:
         yield b" "
         await asyncio.sleep(0.01)
@@ -196,7 +190,7 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkey
     for other in LIMITS - {limit}:  # it turns nobody away in this test
         monkeypatch.setattr(http_api, other, 1e6)
 
-    async def attack() -> None:
+    async def attack():
         refused = await asyncio.wait_for(ask(await open_replica(sizing), INFER, body()), 20)
         assert refused.status_code == 408
         assert "0.2 s" in json.loads(refused.body)["error"]
@@ -208,11 +202,11 @@ def test_a_client_that_does_not_finish_its_request_is_turned_away(sizing, monkey
     "left", [ClientDisconnect(), RayTaskError("receive", "", TaskCancelledError()).as_instanceof_cause()]
 )
 def test_a_client_that_leaves_before_its_body_ends_leaves_no_traceback(sizing, caplog, left):
-    async def leave() -> AsyncIterator[bytes]:
+    async def leave():
         yield b"{"
         raise left
 
-    async def attack() -> None:
+    async def attack():
         replica = await open_replica(sizing)
         assert (await ask(replica, INFER, leave())).status_code == 499
         assert replica.bodies._held_bytes == 0
@@ -226,7 +220,7 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
     data = ",".join(["0.5"] * count)
     tensor = f'{{"name": "x", "datatype": "FP32", "shape": [1, {count}], "data": [{data}]}}'
 
-    async def attack() -> None:
+    async def attack():
         replica = await open_replica(
             write_doubling(tmp_path / "doubling"), max_body_bytes=limit, max_json_bytes=limit
         )
@@ -244,10 +238,10 @@ def test_the_event_loop_goes_on_while_a_large_request_is_parsed_and_its_answer_w
 def test_a_client_that_leaves_holds_no_body_beyond_its_budget(sizing):
     may_end, kept = threading.Event(), []
 
-    async def attack() -> None:
+    async def attack():
         replica = await open_replica(sizing)
 
-        async def hold(body) -> None:
+        async def hold(body):
             kept.append(weakref.ref(body))
             await replica.convert(2**20, lambda _: may_end.wait(10), body)
 
@@ -271,7 +265,7 @@ def test_a_client_that_leaves_holds_no_body_beyond_its_budget(sizing):
         may_end.set()
 
 
-def product_of(size: int) -> bytes:
+def product_of(size):
     """A valid request to `write_slow`, which takes as long as its size says."""
     inputs = [
         {"name": name, "datatype": kind, "shape": shape, "data": data}
@@ -284,7 +278,7 @@ def product_of(size: int) -> bytes:
     return json.dumps({"inputs": inputs}).encode()
 
 
-async def open_slow(folder: Path) -> tuple[BundleDeployment, float]:
+async def open_slow(folder):
     """Returns a replica whose health is always checked, and the seconds that it takes for `LONG`."""
     replica = await open_replica(write_slow(folder), health_check_period_s=1e-3)
     for _ in range(2):  # the first takes longer
@@ -296,11 +290,11 @@ async def open_slow(folder: Path) -> tuple[BundleDeployment, float]:
 def test_valid_requests_that_fill_the_queue_do_not_make_a_replica_unhealthy(tmp_path):
     """Serve replaces a replica after three health checks in a row that took too long."""
 
-    async def attack() -> None:
+    async def attack():
         replica, one_s = await open_slow(tmp_path / "slow")
         replica.config = dataclasses.replace(replica.config, run_timeout_s=8 * one_s)
 
-        async def send_for_ever() -> None:
+        async def send_for_ever():
             while True:
                 assert (await ask(replica, "/v2/models/slow/infer", [product_of(LONG)])).status_code == 200
 
@@ -318,13 +312,13 @@ def test_valid_requests_that_fill_the_queue_do_not_make_a_replica_unhealthy(tmp_
 
 
 def test_a_run_that_hangs_makes_a_replica_unhealthy(tmp_path):
-    async def attack() -> None:
+    async def attack():
         replica, one_s = await open_slow(tmp_path / "slow")
         replica.config = dataclasses.replace(replica.config, run_timeout_s=one_s / 2)
         hanging = asyncio.create_task(ask(replica, "/v2/models/slow/infer", [product_of(2 * LONG)]))
         await asyncio.sleep(one_s / 4)
 
-        async def watch() -> None:
+        async def watch():
             while not hanging.done():
                 await replica.check_health()
 

@@ -1,12 +1,9 @@
 """Deployments on a real cluster: called by a handle, shipped by a registry, moved by an alias, and killed."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from ortprep.runtime import load
 from ortprep.runtime.tensors.arrays import write_tensors
 from tests.fakes import wait_for
 from tests.prepare.builders import Project
-from tests.ray_inference.builders import SmallCluster, deployed
+from tests.ray_inference.builders import deployed
 from tests.ray_inference.conftest import HTTP_PORT
 from tests.runtime.builders import entry, sample, weights_of, write_bundle, write_record
 from tests.runtime.dropin.builders import run_python
@@ -53,12 +50,12 @@ class Requests:
         handle: A handle of the application.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self.seeds: list[int] = []
+    def __init__(self, handle):
+        self.seeds = []
         self._handle, self._ends = handle, threading.Event()
         self._thread = threading.Thread(target=self._ask)
 
-    def _ask(self) -> None:
+    def _ask(self):
         expected = [sample() @ weights_of(seed) for seed in range(3)]
         while not self._ends.is_set():
             futures = [self._handle.run.remote({"x": sample()}) for _ in range(8)]
@@ -66,21 +63,21 @@ class Requests:
                 y = future.result(timeout_s=600)["y"]
                 self.seeds += [seed for seed in range(3) if np.allclose(y, expected[seed], atol=1e-4)] or [-1]
 
-    def __enter__(self) -> Requests:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._ends.set()
         self._thread.join()
 
-    def latest(self) -> set[int]:
+    def latest(self):
         """Returns the versions of the latest answers."""
         assert self._thread.is_alive(), "a request failed"
         return set(self.seeds[-64:])
 
 
-def promote(project: Project, bundle: Path, url: str) -> None:
+def promote(project, bundle, url):
     """Publishes a version and has `production` name it."""
     published = project.call("publish", str(bundle), "--registry", url)
     assert published.code == 0, published.err
@@ -89,7 +86,7 @@ def promote(project: Project, bundle: Path, url: str) -> None:
     assert promoted.code == 0, promoted.err
 
 
-def write_wrong(folder: Path, seed: int) -> Path:
+def write_wrong(folder, seed):
     """Writes a bundle whose golden sample is not what it answers."""
     write_bundle(folder, seed=seed)
     write_tensors(folder / "golden.npz", {"input:x": sample(), "output:y": 5 + sample() @ weights_of(seed)})
@@ -163,7 +160,7 @@ def test_no_request_that_is_repeated_is_lost_and_an_update_loses_nothing(nodes, 
         serve.delete("storm")
 
 
-def check_report(report: dict[str, Any], options: StormOptions) -> None:
+def check_report(report, options):
     for part in ("faults", "update"):
         assert report[part]["lost"] == []
         assert report[part]["wrong"] == 0
@@ -202,7 +199,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "driver"))
 
 
-def pulled_weights(nodes: SmallCluster) -> set[str]:
+def pulled_weights(nodes):
     weights = "registry/bundles/*/cpu/linear_optimized.onnx.data"
     return {str(path) for node in nodes.nodes for path in node.cache.glob(weights)}
 

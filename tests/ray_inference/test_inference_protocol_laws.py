@@ -1,11 +1,8 @@
 """Requests of the Open Inference Protocol: what a client sends is taken, or refused with a reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from ortprep.ray_inference.inference_protocol import (
     encode_response,
     parse_request,
 )
-from ortprep.runtime.tensors.element_types import Array, numpy_dtype
+from ortprep.runtime.tensors.element_types import numpy_dtype
 
 CONFIG = LoaderConfig(
     "1.1",
@@ -37,12 +34,12 @@ TYPES = (
 )  # fmt: skip
 
 
-def config_of(dtype: str) -> LoaderConfig:
+def config_of(dtype):
     tensor = TensorSpec("x", dtype, None)
     return CONFIG._replace(inputs=(tensor,), outputs=(tensor,))
 
 
-def entry(name: str, datatype: str, shape: list[int], **rest: Any) -> dict[str, Any]:
+def entry(name, datatype, shape, **rest):
     return {"name": name, "datatype": datatype, "shape": shape, **rest}
 
 
@@ -50,7 +47,7 @@ K = entry("k", "INT8", [1], data=[3])
 X = entry("x", "FP32", [2, 2], data=[[1, 2], [3, 4.5]])
 
 
-def body(*inputs: Any, **rest: Any) -> bytes:
+def body(*inputs, **rest):
     return json.dumps({"inputs": list(inputs), **rest}).encode()
 
 
@@ -84,7 +81,7 @@ def test_binary_tensors_of_every_type_come_back_as_they_were(dtype, data):
     assert said == tensor
 
 
-def answer_of(request: bytes, answers: list[Array]) -> dict[str, Any]:
+def answer_of(request, answers):
     text, length = encode_response(parse_request(request, None, CONFIG), "net", "v", CONFIG, answers)
     assert length is None
     return dict(json.loads(text))
@@ -212,7 +209,7 @@ def test_no_bytes_do_more_than_be_refused(text, length):
 @pytest.mark.parametrize("shape", [[0, 200_000_000], [200_000_000, 0], [0, 2**13, 2**13], [0, 2**62, 2**62]])
 def test_an_empty_tensor_has_no_size_that_takes_gigabytes_of_a_graph(shape):
     config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
-    empty: tuple[dict[str, Any], ...] = ({"data": []}, {"parameters": {"binary_data_size": 0}})
+    empty = ({"data": []}, {"parameters": {"binary_data_size": 0}})
     for data in empty:
         request = body(entry("x", "FP32", shape, **data))
         with pytest.raises(ProtocolError, match="at most 33554432 together"):

@@ -1,10 +1,7 @@
 """Clients that are not ours are served by HTTP, and their mistakes are answered with what is expected."""
 
-from __future__ import annotations
-
 import http.client
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +51,7 @@ def tensor(name, array, **options):
     return made
 
 
-def ask(method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any], Any]:
+def ask(method, path, body=b"", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=600)
     try:
         connection.request(

@@ -1,10 +1,7 @@
 """`ortprep serve-config` writes what Serve's schema takes; `serve run` takes it in `examples/eight_gpus`."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from typing import Any
 
 import pytest
 from ray.serve.schema import ServeDeploySchema
@@ -31,7 +28,7 @@ def bundles(tmp_path):
     return {folder.name: pin_version(folder)[1] for folder in folders}
 
 
-def deployment_of(file: dict[str, Any]) -> dict[str, Any]:
+def deployment_of(file):
     ServeDeploySchema.model_validate(file)
     ((deployment,),) = (one["deployments"] for one in file["applications"])
     return dict(deployment)

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import weakref
-from typing import Any
 
 import pytest
 
@@ -19,10 +16,10 @@ def own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def sessions(monkeypatch):
     """Every native session that a load makes, in order, as long as somebody keeps it."""
-    made: list[weakref.ref[Any]] = []
+    made = []
     build = session.build_session
 
-    def build_noted(*args: Any, **kwargs: Any) -> Any:
+    def build_noted(*args, **kwargs):
         one = build(*args, **kwargs)
         made.append(weakref.ref(one._sess))
         return one

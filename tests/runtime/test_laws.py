@@ -1,7 +1,5 @@
 """Laws of the runtime, for arrays, files and shapes that nobody thought of."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Mapping
@@ -28,8 +26,8 @@ from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import BundleError
 from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
-from ortprep.runtime.tensors.compare import OutputComparison, compare_output
-from ortprep.runtime.tensors.element_types import BFLOAT16, Array, to_bfloat16, widen
+from ortprep.runtime.tensors.compare import compare_output
+from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16, widen
 
 DTYPES = st.one_of(
     hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),
@@ -49,9 +47,7 @@ TOLERANCES = st.tuples(LIMITS, LIMITS).map(lambda limits: Tolerance(*limits))
 BLOCKS = st.integers(1, 40)
 
 
-def compare(
-    expected: Array, got: Array, tolerance: Tolerance, *, block_elements: int = 1000
-) -> OutputComparison:
+def compare(expected, got, tolerance, *, block_elements=1000):
     return compare_output(expected, got, tolerance, name="y", block_elements=block_elements)
 
 
@@ -175,14 +171,7 @@ SIZES = st.integers(1, 3)
 BINDINGS = st.dictionaries(st.sampled_from(DIMENSIONS), SIZES, min_size=1)
 
 
-def variant(
-    name: str,
-    binding: Mapping[str, int] | None = None,
-    *,
-    bucket: bool = True,
-    target: str = "cpu",
-    precision: str = "fp32",
-) -> Variant:
+def variant(name, binding=None, *, bucket=True, target="cpu", precision="fp32"):
     return Variant(
         name=name,
         target=target,
@@ -200,16 +189,16 @@ def variant(
 GENERAL = variant("cpu", bucket=False)
 
 
-def config_of(*buckets: Variant, inputs: tuple[TensorSpec, ...] = INPUTS) -> LoaderConfig:
+def config_of(*buckets, inputs=INPUTS):
     golden = Golden(FileEntry("golden.npz", 0, "sha256:" + "0" * 64), Tolerance(0, 0))
     return LoaderConfig("1.2", "m", inputs, (), golden, (GENERAL, *buckets))
 
 
-def shapes_of(batch: int, length: int, rows: int) -> Shapes:
+def shapes_of(batch, length, rows):
     return {"ids": (batch, length), "x": (batch, rows, 3)}
 
 
-def taken(config: LoaderConfig, shapes: Shapes, general: Variant = GENERAL) -> str | None:
+def taken(config, shapes, general=GENERAL):
     found = choose_bucket(config, general, shapes=shapes)
     return None if found is None else found.name
 

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -36,7 +33,7 @@ _MODELS = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=
 )
 
 
-def best_makespan(models: list[ModelLoad], devices: int) -> float:
+def best_makespan(models, devices):
     return min(
         max(sum(m.cost_ms for m, at in zip(models, places, strict=True) if at == d) for d in range(devices))
         for places in itertools.product(range(devices), repeat=len(models))
@@ -62,7 +59,6 @@ def test_every_model_is_somewhere_and_no_memory_is_exceeded(models, memories):
     for assignment, room in zip(placement.assignments, rooms, strict=True):
         assert len(set(assignment.models)) == len(assignment.models)
         assert assignment.memory_bytes == sum(sizes[name] for name in assignment.models)
-        assert room.memory_bytes is not None
         assert assignment.memory_bytes <= room.memory_bytes
     assert {name for a in placement.assignments for name in a.models} == set(sizes)
     assert len(placement.reasons) == sum(len(a.models) for a in placement.assignments)
@@ -85,11 +81,11 @@ STEADY_MS = {part.name: 1.0 + part.seed for part in BUCKETED}
 PRIVATE_MB = {part.name: 10.0**part.seed for part in BUCKETED}
 
 
-def summary(median: float) -> Samples:
+def summary(median):
     return Samples((median,) * 3)
 
 
-def record_of(name: str, *, plan: str = "prepared") -> VariantRecord:
+def record_of(name, *, plan="prepared"):
     ms, mb = summary(STEADY_MS[name]), summary(PRIVATE_MB[name])
     figures = PlanFigures(plan, ms, ms, ms, ms, mb, mb)
     verification = VerificationRecord(1e-3, 1e-5, 1, "seeded", (), ())
@@ -109,7 +105,7 @@ def bundle(tmp_path):
     return folder
 
 
-def files_bytes(bundle: Path, *names: str) -> int:
+def files_bytes(bundle, *names):
     return sum(file.stat().st_size for name in names for file in (bundle / name).glob("*.onnx*"))
 
 
@@ -153,11 +149,11 @@ GPU = Gpu("a GPU", (9, 0), 80 * 2**30, "580", "13.0", "GPU-0")
 CPU = Device("cpu")
 
 
-def machine(gpus: int) -> Hardware:
+def machine(gpus):
     return Hardware("x86_64", "", (), 8, 2**34, (GPU,) * gpus)
 
 
-def names(devices: tuple[Device, ...]) -> list[str]:
+def names(devices):
     return [device.name for device in devices]
 
 
@@ -179,7 +175,7 @@ def test_a_worker_on_the_cpu_sees_no_gpu():
     assert device_variables(CPU, "0,1") == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def plan(threads: int | None = None, **more: int) -> SessionPlan:
+def plan(threads=None, **more):
     attributes = {} if threads is None else {"intra_op_num_threads": threads}
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {**attributes, **more}, {})
     return SessionPlan("m.onnx", options, (ProviderRecord("CPUExecutionProvider"),))
@@ -195,7 +191,7 @@ def test_a_worker_sees_its_own_gpu_alone(visible, expected):
     assert all(variables["CUDA_MODULE_LOADING"] == "LAZY" for variables in found)
 
 
-def threads_of(limited: SessionPlan) -> object:
+def threads_of(limited):
     return limited.session_options.attributes.get("intra_op_num_threads")
 
 

@@ -1,13 +1,10 @@
 """Laws of specs as values: frozen, recorded without secrets, and never an error of another kind."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
 import pickle
 import time
-from typing import Any
 
 import jsonschema
 import pytest
@@ -17,11 +14,11 @@ from hypothesis import strategies as st
 from ortprep.bundle.codec import canonical_json
 from ortprep.errors import SpecError
 from ortprep.options import known_options
-from ortprep.spec.conversion import ConvertSpec, GateSpec
+from ortprep.spec.conversion import GateSpec
 from ortprep.spec.models import ModelSpec, SourceSpec, resolved_spec, spec_schema
 from ortprep.spec.validation import known_keys, parse_spec
 
-FULL: dict[str, Any] = {
+FULL = {
     "name": "m",
     "source": {"url": "hf://org/repo/x.onnx", "sha256": "A" * 64},
     "inputs": {"x": {"shapes": [[1, 3], [8, 3]], "range": [0, 1]}, "y": {"values": ["a", 1, 0.5, True]}},
@@ -79,7 +76,7 @@ _JSON = st.recursive(
 )
 
 
-def _sections() -> st.SearchStrategy[dict[str, Any]]:
+def _sections():
     """Mappings whose keys are mostly those of specs, and whose values are anything."""
     known = {
         key: st.dictionaries(st.sampled_from(known_keys((key,)) or ("x",)), _JSON, max_size=3) | _JSON
@@ -105,7 +102,7 @@ def test_any_mapping_is_a_spec_or_a_spec_error_and_never_another(data):
 @pytest.mark.attack
 @given(st.sampled_from(["inputs", "verify", "runtime"]), st.integers(1, 5000))
 def test_depth_is_never_more_than_a_spec_error(key, depth):
-    value: Any = {}
+    value = {}
     for _ in range(depth):
         value = {"a": value}
     with pytest.raises(SpecError):
@@ -138,9 +135,8 @@ def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_th
 # -- what a spec says of automatic precision, and of the application that judges it
 
 
-def convert(**section: Any) -> ConvertSpec:
+def convert(**section):
     spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": section})
-    assert spec.convert is not None
     return spec.convert
 
 
@@ -186,7 +182,7 @@ def test_a_judge_that_cannot_be_is_refused(judge):
 def test_what_the_schema_takes_and_refuses_is_what_the_reader_does():
     validator = jsonschema.Draft202012Validator(spec_schema())
     assert validator.is_valid(FULL)
-    wrong: list[dict[str, Any]] = [
+    wrong = [
         FULL | {"name": "a/b"},
         FULL | {"source": {"path": "a", "url": "https://b/c"}},
         FULL | {"targets": ["tpu"]},

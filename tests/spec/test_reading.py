@@ -1,10 +1,7 @@
 """Laws of spec files: what is wrong is told, all of it, where it stands."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +14,13 @@ from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 GOOD = "name: good\nsource: {path: resnet50.onnx}\n"
 
 
-def write(folder: Path, name: str, text: str | bytes) -> Path:
+def write(folder, name, text):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def problems_of(folder: Path, text: str | bytes) -> list[str]:
+def problems_of(folder, text):
     """Returns the lines of the error that a spec gives, without the folder."""
     path = write(folder, "x.yaml", text)
     with pytest.raises(SpecError) as caught:
@@ -32,7 +29,7 @@ def problems_of(folder: Path, text: str | bytes) -> list[str]:
     return told(caught.value, folder)
 
 
-def told(error: SpecError, folder: Path) -> list[str]:
+def told(error, folder):
     _, *lines = error.message.replace(f"{folder}/", "").splitlines()
     return [line.strip() for line in lines]
 

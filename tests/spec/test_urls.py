@@ -1,7 +1,5 @@
 """Laws of URLs as they may be shown."""
 
-from __future__ import annotations
-
 import json
 
 import fsspec

@@ -1,21 +1,19 @@
 """Laws of the strict YAML reader."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES, YamlDocument, parse_yaml
+from ortprep.spec.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES, parse_yaml
 
 
-def parse(text: str | bytes) -> YamlDocument:
+def parse(text):
     return parse_yaml(text if isinstance(text, bytes) else text.encode(), file="x.yaml")
 
 
-def only_problem(text: str | bytes) -> str:
+def only_problem(text):
     problems = parse(text).problems
     assert len(problems) == 1, problems
     return str(problems[0])
@@ -173,7 +171,7 @@ _JSON = st.recursive(_SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionari
 
 def test_json_is_read_as_json_reads_it():
     @given(st.dictionaries(_KEYS, _JSON, max_size=4))
-    def law(data: dict[str, object]) -> None:
+    def law(data):
         document = parse(json.dumps(data))
         assert document.data == data
         assert document.problems == ()
@@ -185,7 +183,7 @@ def test_any_bytes_are_read_or_their_problem_is_told():
     @given(
         st.one_of(st.binary(max_size=60), st.text(alphabet="ab:-[]{}&*!?|>'\"#%@ \n\t,1.~\\x0", max_size=60))
     )
-    def law(text: bytes | str) -> None:
+    def law(text):
         document = parse(text if isinstance(text, bytes) else text.encode())
         assert not (document.problems and document.data)
         json.dumps(document.data, allow_nan=False).encode()

@@ -1,10 +1,7 @@
 """A task runs again for whatever decides its outcome, and for nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert.stage import ConvertStage
 from ortprep.stages.core import application_judge, provenance
 from ortprep.stages.core.application_judge import judge_key
-from ortprep.stages.core.contract import Plan, Stage
+from ortprep.stages.core.contract import Plan
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.optimize.stage import OptimizeStage
 from ortprep.stages.package.stage import PackageStage
@@ -24,7 +21,7 @@ OPTIMIZE, VERIFY, TUNE, MEASURE = OptimizeStage(), VerifyStage(), TuneStage(), M
 CONVERT, PACKAGE = ConvertStage(), PackageStage()
 
 
-def key(stage: Stage, *, folder: Path = Path(), **spec: Any) -> str:
+def key(stage, *, folder=Path(), **spec):
     model = ModelSpec.model_validate({"name": "net", "source": {"path": "m"}, **spec}).located_in(folder)
     return json.dumps(stage.key(Plan(model, ("cpu",)), "cpu"), sort_keys=True)
 
@@ -79,7 +76,7 @@ def test_arguments_of_a_judge_are_in_keys_as_a_digest():
     assert not any(word in "".join(keys) for word in ("token", "another"))
 
 
-def judged_by(folder: Path, *program: str, compare: str = "stdout") -> Any:
+def judged_by(folder, *program, compare="stdout"):
     judge = {"run": ["python", *program], "folder": "..", "compare": compare}
     spec = {"name": "net", "source": {"path": "m"}, "convert": {"precision": "int8", "judge": judge}}
     return judge_key(ModelSpec.model_validate(spec).located_in(folder / "configs"))["judge"]

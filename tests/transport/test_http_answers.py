@@ -41,7 +41,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;"
 
 def end_of(call):
     """What a call raises within half a minute, None if nothing."""
-    raised: list[BaseException] = []
+    raised = []
 
     def run():
         try:
@@ -321,7 +321,7 @@ CONTENT = bytes(range(256)) * 5000
     ],
 )
 def test_a_file_is_read_from_an_offset_or_whole_and_a_cut_is_seen(answer, start, error):
-    got: list[bytes] = []
+    got = []
     with serve() as server:
         server.files["/v2/"], server.script = CONTENT, [answer]
         client = OciClient(server.url[7:], secure=False, timeout_s=(10, 60))

@@ -1,9 +1,6 @@
 """What is chosen of measured finalists; figures are those of a transformer on two cores, in ms and MB."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -13,8 +10,8 @@ from ortprep.children.probe import ProbeResult
 from ortprep.errors import StageError
 from ortprep.measuring.comparison import centre, paired_ratio
 from ortprep.tuning.final import MAX_FIRST_PHASE_RATIO, choose
-from ortprep.tuning.objective import Objective, PlanSearchResult, Trial
-from ortprep.tuning.space import DEFAULT, PlanChoice, Space, shares_files
+from ortprep.tuning.objective import PlanSearchResult, Trial
+from ortprep.tuning.space import DEFAULT, shares_files
 from tests.tuning.builders import TRANSFORMER, cpu_space, per_load, plan
 
 SPACE = cpu_space(TRANSFORMER, cores=2)
@@ -27,7 +24,7 @@ ORT_FORM = plan(SPACE, form="ort")
 WOBBLE = (1.0, 0.99, 1.01, 0.995, 1.005)
 
 
-def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) -> tuple[ProbeResult, ...]:
+def rounds(first_result_ms, steady_ms, private_mb=500.0):
     """Returns five processes within 2 % of each other."""
     return tuple(
         ProbeResult(
@@ -42,20 +39,16 @@ def rounds(first_result_ms: float, steady_ms: float, private_mb: float = 500.0) 
     )
 
 
-def turned(figures: tuple[ProbeResult, ...], places: int = 2) -> tuple[ProbeResult, ...]:
+def turned(figures, places=2):
     """Returns the same processes in other rounds."""
     return (*figures[places:], *figures[:places])
 
 
-def found(
-    finals: Mapping[PlanChoice, tuple[ProbeResult, ...]], *, baseline: PlanChoice = DEFAULT
-) -> PlanSearchResult:
+def found(finals, *, baseline=DEFAULT):
     return PlanSearchResult(trials=(), finals=finals, baseline=baseline, elapsed_s=0.0)
 
 
-def chosen(
-    finals: Mapping[PlanChoice, tuple[ProbeResult, ...]], objective: Objective, space: Space = SPACE
-) -> PlanChoice:
+def chosen(finals, objective, space=SPACE):
     return choose(space, objective, found({DEFAULT: rounds(623, 22, 900), **finals})).choice
 
 
@@ -70,7 +63,7 @@ def test_a_plan_that_exceeds_a_limit_is_not_chosen_though_it_costs_least():
     assert chosen(finals, per_load(10, max_private_mb=500)) == UNPACKED
 
 
-def tried(choice: PlanChoice, *, failure: str | None = None, private_mb: float = 500.0) -> Trial:
+def tried(choice, *, failure=None, private_mb=500.0):
     figures = () if failure else rounds(304, 22, private_mb)[:2]
     return Trial(0, choice, list(figures), list(rounds(623, 22, 900)[: len(figures)]), failure)
 
@@ -114,7 +107,7 @@ def test_a_machine_that_slows_down_for_all_changes_no_choice():
     assert choose(SPACE, per_load(1000), found_all).choice == SAVED
 
 
-def drifting(figures: tuple[ProbeResult, ...], factors: tuple[float, ...]) -> tuple[ProbeResult, ...]:
+def drifting(figures, factors):
     return tuple(
         dataclasses.replace(one, ready_ms=one.ready_ms * factor, steady_ms=one.steady_ms * factor)
         for one, factor in zip(figures, factors, strict=True)

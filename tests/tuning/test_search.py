@@ -1,7 +1,5 @@
 """The search over recorded tables: what it chooses, what it takes, and what it survives."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -12,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildTimeoutError, StageError
-from ortprep.tuning.final import PlanSelection, choose
-from ortprep.tuning.objective import Objective, PlanSearchResult
+from ortprep.tuning.final import choose
+from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, search
 from ortprep.tuning.space import DEFAULT, PlanChoice
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
@@ -23,8 +20,6 @@ from tests.tuning.fakes import (
     CONVOLUTION_TABLE,
     TABLES,
     TRANSFORMER_TABLE,
-    Factors,
-    Limits,
     Machine,
     limits,
     true_cost,
@@ -41,14 +36,12 @@ SMALL = cpu_space(TRANSFORMER, cores=1)
 Fails = Callable[[PlanChoice, int], str | None]
 
 
-def searched(
-    machine: Machine, objective: Objective, bounds: Limits = FREE
-) -> tuple[PlanSearchResult, PlanSelection]:
+def searched(machine, objective, bounds=FREE):
     found = machine.search(objective, bounds)
     return found, choose(machine.space, objective, found)
 
 
-def of(*choices: PlanChoice) -> Fails:
+def of(*choices):
     return lambda choice, _: "crashed" if choice in choices else None
 
 
@@ -81,10 +74,10 @@ def test_a_plan_serves_first_where_it_is_ready_at_least_half_as_soon_again(table
 def test_no_plan_is_chosen_that_truly_costs_more_than_the_base(seed, runs):
     chance = random.Random(seed)
 
-    def factor() -> float:
+    def factor():
         return math.exp(chance.gauss(0, 0.3))
 
-    factors: Factors = {
+    factors = {
         (f"{knob}={value}",): (factor(), factor(), factor())
         for knob, values in SMALL.knobs.items()
         for value in list(values)[1:]
@@ -152,7 +145,7 @@ def test_a_plan_far_behind_gets_one_process():
 @given(st.integers(0, 10**6), st.sampled_from((0.02, 0.1, 0.4)), st.sampled_from((1, 1000)))
 @settings(max_examples=60, deadline=None)
 def test_a_plan_that_fails_in_any_round_is_never_adopted_and_ends_no_search_with_others(seed, rate, runs):
-    def fails(choice: PlanChoice, number: int) -> str | None:
+    def fails(choice, number):
         return "crashed" if random.Random(f"{seed} {choice} {number}").random() < rate else None
 
     machine = Machine(TRANSFORMER_TABLE, SMALL, seed, fails=fails)
@@ -188,7 +181,7 @@ def test_with_neither_the_default_nor_the_base_there_is_no_search(max_trials):
 
 def test_a_plan_beside_which_the_default_fails_is_compared_with_its_last_figures():
     flaky = range(4, 8)  # each time it is measured once more
-    fails: Fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
+    fails = lambda choice, n: "flaky" if choice == DEFAULT and n in flaky else None  # noqa: E731
     found, _ = searched(Machine(TRANSFORMER_TABLE, SMALL, fails=fails), per_load(1))
     last = found.trials[2].baselines[-1]
     for trial in found.trials[3:6]:
@@ -207,9 +200,8 @@ def test_a_plan_beside_which_the_default_fails_is_compared_with_its_last_figures
 def test_the_chosen_plan_keeps_the_limits_and_is_near_the_best_that_does(objective):
     table = TRANSFORMER_TABLE
 
-    def keeps(choice: PlanChoice, *, slack: float = 1.0) -> bool:
+    def keeps(choice, *, slack=1.0):
         limit = objective.max_private_mb
-        assert limit is not None
         return table.figures(choice).private_mb <= slack * limit
 
     found, verdict = searched(Machine(table, SPACE), objective)
@@ -224,7 +216,7 @@ def test_one_plan_that_hangs_ends_no_search():
     """What hangs takes its deadline; the others are tried all the same."""
 
     class Hanging(Machine):
-        def measure(self, choice: PlanChoice, deadline_s: float) -> ProbeResult:
+        def measure(self, choice, deadline_s):
             if choice.as_dict().get("form") == "ort":
                 assert deadline_s < math.inf
                 self.now_s += deadline_s
@@ -240,9 +232,9 @@ def test_one_plan_that_hangs_ends_no_search():
 
 def test_a_plans_files_are_made_before_any_of_its_batch_is_measured():
     machine = Machine(TRANSFORMER_TABLE, SMALL)
-    prepared: list[PlanChoice] = []
+    prepared = []
 
-    def measure(choice: PlanChoice, deadline_s: float) -> ProbeResult:
+    def measure(choice, deadline_s):
         assert choice in prepared
         return machine.measure(choice, deadline_s)
 

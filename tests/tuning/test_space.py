@@ -1,15 +1,11 @@
 """What cannot matter is not searched, and what is searched is known to that ONNX Runtime."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.bundle.model_facts import ModelFacts
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
 from ortprep.options import CUDA, check_options, known_options
@@ -17,7 +13,6 @@ from ortprep.tuning.objective import Trial
 from ortprep.tuning.space import (
     ATTRIBUTES,
     DEFAULT,
-    Options,
     Space,
 )
 from tests.tuning.builders import (
@@ -69,8 +64,8 @@ def test_choices_that_come_to_the_same_are_one(values, same):
 
 
 def test_settings_come_on_top_of_the_users_options():
-    one: Options = {"enable_mem_pattern": False, "session.x": "1"}
-    other: Options = {"session.y": "2", "prefer_nhwc": "1"}
+    one = {"enable_mem_pattern": False, "session.x": "1"}
+    other = {"session.y": "2", "prefer_nhwc": "1"}
     space = Space({"a": {"on": one}, "b": {"on": other}})
     options = SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 3}, {"session.z": "0"})
     providers = (ProviderRecord(CUDA, {"use_tf32": "0"}), ProviderRecord("CPUExecutionProvider"))
@@ -93,7 +88,7 @@ BASELINE = ProbeResult(
 """A transformer on two cores: without prepacking, with, and as plain ONNX Runtime loads it."""
 
 
-def trial(*figures: ProbeResult, failure: str | None = None) -> Trial:
+def trial(*figures, failure=None):
     return Trial(0, DEFAULT, list(figures), [BASELINE] * len(figures), failure)
 
 
@@ -132,11 +127,11 @@ def test_a_trial_that_failed_has_an_infinite_score_and_keeps_no_limit():
 # -- what cannot matter is not searched, and what is searched is known to that ONNX Runtime
 
 
-def but(facts: ModelFacts, **changes: Any) -> ModelFacts:
+def but(facts, **changes):
     return dataclasses.replace(facts, **changes)
 
 
-def all_options(space: Space) -> list[Options]:
+def all_options(space):
     return [options for values in space.knobs.values() for options in values.values()]
 
 

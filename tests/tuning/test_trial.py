@@ -1,17 +1,12 @@
 """Trials in real processes: what a plan costs, or why it has no cost."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import Tolerance
-from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import write_answers
-from ortprep.children.probe import ProbeResult
 from ortprep.errors import (
     VerificationError,
 )
@@ -49,21 +44,16 @@ def request_of_all(tmp_path_factory):
     )
 
 
-def measured(request: TrialRequest) -> ProbeResult:
+def measured(request):
     return measure_trial(request, timeout_s=TIMEOUT_S, memory_bytes=16 * 2**30)
 
 
-def with_other_weights(request: TrialRequest, folder: Path) -> TrialRequest:
+def with_other_weights(request, folder):
     """Returns the same plan over a model one of whose weights is a little off."""
     weights = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     weights[5, 7] += 0.5
     model, _ = write_linear(folder / "linear.onnx", weights)
-    return dataclasses.replace(request, plan=plan_of(request)._replace(model=str(model)))
-
-
-def plan_of(request: TrialRequest) -> SessionPlan:
-    assert request.plan is not None
-    return request.plan
+    return dataclasses.replace(request, plan=request.plan._replace(model=str(model)))
 
 
 def test_figures_are_those_of_a_small_process(request_of_all):

@@ -1,14 +1,10 @@
 """A machine that nothing is wrong with, and recordings of real ones."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle.codec import decode
-from ortprep.doctor.diagnosis import Finding
 from ortprep.doctor.environment_facts import (
     DiskSpace,
     Facts,
@@ -47,7 +43,7 @@ WITHOUT_GPU = replace(
 """The same wheel on a machine without a GPU."""
 
 
-def read_recording(name: str, machine: Facts) -> Facts:
+def read_recording(name, machine):
     """Returns a machine with the ONNX Runtime that was recorded on another."""
     recording = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     runtime = decode(InstalledRuntime, recording["runtime"])
@@ -60,10 +56,10 @@ def read_recording(name: str, machine: Facts) -> Facts:
     )
 
 
-def codes(findings: Sequence[Finding]) -> set[str]:
+def codes(findings):
     return {finding.code for finding in findings}
 
 
-def one(findings: Sequence[Finding], code: str) -> Finding:
+def one(findings, code):
     (found,) = (finding for finding in findings if finding.code == code)
     return found

@@ -3,8 +3,6 @@
 Run with the wheel in question first on PYTHONPATH; folders are renamed, so that no machine's show.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ from ortprep.doctor.environment_facts import read_runtime, try_provider
 _SITE = "/opt/venv/lib/python3.11/site-packages"
 
 
-def record() -> str:
+def record():
     runtime = read_runtime()
     found = {name: run_child(try_provider, name).value for name in runtime.available}
     attempts = {name: {"failure": failure, "output": output} for name, (failure, output) in found.items()}

@@ -6,8 +6,7 @@ import inspect
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -49,15 +48,15 @@ class FactsCase(NamedTuple):
     facts: Facts
 
 
-def having(facts: Facts = HEALTHY, **changes: Any) -> Facts:
+def having(facts=HEALTHY, **changes):
     return replace(facts, **changes)
 
 
-def _limits(**changes: Any) -> Facts:
+def _limits(**changes):
     return having(limits=replace(HEALTHY.limits, **changes))
 
 
-def _imported(facts: Facts = HEALTHY, **changes: Any) -> Facts:
+def _imported(facts=HEALTHY, **changes):
     return having(facts, runtime=replace(facts.runtime, **changes))
 
 
@@ -107,7 +106,7 @@ CASES = (
 )
 
 
-def find(facts: Facts) -> tuple[Finding, ...]:
+def find(facts):
     return describe(facts).findings
 
 
@@ -173,7 +172,7 @@ def test_a_folder_not_made_yet_is_on_the_disk_it_will_be_on(tmp_path):
     assert read_disk_space(tmp_path / "not" / "made").total_bytes == read_disk_space(tmp_path).total_bytes
 
 
-def plant_wheel(folder: Path, name: str, version: str, *owned: str, record: bool = True) -> None:
+def plant_wheel(folder, name, version, *owned, record=True):
     """Leaves in a folder what installing a wheel leaves for package managers to see."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -203,7 +202,7 @@ def test_a_wheel_that_was_left_half_deleted_is_none(site):
     assert read_wheels() == {}
 
 
-def _plant_device(sys: Path, name: str, vendor: str, kind: str) -> None:
+def _plant_device(sys, name, vendor, kind):
     folder = sys / "bus/pci/devices" / name
     folder.mkdir(parents=True)
     (folder / "vendor").write_text(f"{vendor}\n", encoding="ascii")
@@ -219,7 +218,7 @@ def test_gpus_are_counted_on_the_bus_and_their_sound_devices_are_not(tmp_path):
     assert count_bus_gpus(tmp_path / "no bus") == 0
 
 
-def _write(root: Path, files: dict[str, str]) -> Path:
+def _write(root, files):
     for name, text in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,13 @@
 """ONNX Runtime in children: the installed one, and planted ones that are broken, old or without CUDA."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ortprep.bundle.codec import decode
-from ortprep.doctor.diagnosis import Diagnosis
 from ortprep.doctor.environment import describe, diagnose_environment
 from ortprep.doctor.environment_facts import (
     Facts,
@@ -44,7 +40,7 @@ def site(tmp_path, monkeypatch):
     return folder
 
 
-def _plant_package(site: Path, text: str) -> None:
+def _plant_package(site, text):
     package = site / "onnxruntime"
     package.mkdir()
     (package / "__init__.py").write_text(text, encoding="utf-8")
@@ -75,7 +71,7 @@ def test_figures_are_json_from_which_the_same_is_found_elsewhere(tmp_path):
     assert {"ONNX Runtime", "Machine"} <= {table.title for table in diagnosis.tables}
 
 
-def describe_planted(**changes: Any) -> Diagnosis:
+def describe_planted(**changes):
     """Returns what is found of the ONNX Runtime that is installed now; no session is made."""
     return describe(replace(WITHOUT_GPU, wheels=read_wheels(), runtime=read_runtime(), **changes))
 

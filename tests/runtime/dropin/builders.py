@@ -1,17 +1,12 @@
 """A source model beside a bundle of it, whose answers tell which of the two a session is of."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
@@ -21,12 +16,12 @@ SOURCE_SEED, BUNDLE_SEED = 1, 0
 REPOSITORY = Path(__file__).parents[3]
 
 
-def write_source(path: Path, *, seed: int = SOURCE_SEED) -> Path:
+def write_source(path, *, seed=SOURCE_SEED):
     """Writes a model with its weights in a file beside it; returns the model's file."""
     return write_linear(path, weights_of(seed))[0]
 
 
-def write_bundle_of(model: Path, folder: Path, *, inline: bool = False, **options: Any) -> Path:
+def write_bundle_of(model, folder, *, inline=False, **options):
     """Writes a bundle that says it was prepared from a model and its external data; returns its folder.
 
     With `inline` it says so of the model's file alone; `options` are those of `write_bundle`.
@@ -40,7 +35,7 @@ def write_bundle_of(model: Path, folder: Path, *, inline: bool = False, **option
 
 
 @contextmanager
-def rewritten(folder: Path, **of_variants: Any) -> Iterator[None]:
+def rewritten(folder, **of_variants):
     """Writes a bundle anew in the block; afterwards it still says what it was prepared from.
 
     Args:
@@ -57,7 +52,7 @@ def rewritten(folder: Path, **of_variants: Any) -> Iterator[None]:
     write_record(folder)
 
 
-def is_of_bundle(session: onnxruntime.InferenceSession) -> bool:
+def is_of_bundle(session):
     """Says whether a session answers as the bundle and not as the source."""
     (answer,) = session.run(None, {"x": sample()})
     of_bundle = np.allclose(answer, sample() @ weights_of(BUNDLE_SEED), atol=1e-4)
@@ -65,14 +60,12 @@ def is_of_bundle(session: onnxruntime.InferenceSession) -> bool:
     return of_bundle
 
 
-def run_python(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_python(code, *arguments, **variables):
     """Runs a script in a fresh process that finds this package."""
     return run_program([sys.executable, "-c", code, *map(str, arguments)], variables)
 
 
-def run_program(
-    program: list[str], variables: Mapping[str, str], *, stdin: str = "", cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_program(program, variables, *, stdin="", cwd=None):
     """Runs a program with some variables beside the environment's."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
     return subprocess.run(

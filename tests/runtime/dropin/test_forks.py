@@ -1,7 +1,5 @@
 """Applications that know nothing of bundles, whose masters create the sessions that forked workers run."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -12,8 +10,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,11 +48,11 @@ def handle(scale: float):
 )
 
 
-def expected(scale: float, seed: int = BUNDLE_SEED) -> float:
+def expected(scale, seed=BUNDLE_SEED):
     return float((np.full((2, 8), scale, np.float32) @ weights_of(seed)).sum())
 
 
-def variables_of(folder: Path) -> dict[str, str]:
+def variables_of(folder):
     """Returns the environment of an application whose model has a bundle, and that forks its workers."""
     model = write_source(folder / "model.onnx")
     write_bundle_of(model, folder / "bundles" / "b")
@@ -127,7 +123,7 @@ def test_install_asks_for_forks_in_code_and_warns_of_a_session_without_a_bundle(
 
 
 @contextlib.contextmanager
-def serving(command: list[str], variables: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def serving(command, variables, folder):
     """Runs a server in a session of its own; asserts that it ends with all its processes when asked to."""
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
@@ -150,7 +146,7 @@ def serving(command: list[str], variables: dict[str, str], folder: Path) -> Iter
         server.wait()
 
 
-def ask(url: str) -> tuple[float, int, bool] | None:
+def ask(url):
     """Returns an answer; None if the worker was killed or is gone."""
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
@@ -169,7 +165,7 @@ def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "3", "--bind", f"127.0.0.1:{port}"]
     command += ["--worker-class", "uvicorn_worker.UvicornWorker", "--max-requests", "25", "app:app"]
-    answers: list[tuple[float, tuple[float, int, bool]]] = []
+    answers = []
     with serving(command, variables_of(tmp_path), tmp_path):
         url = f"http://127.0.0.1:{port}/answer/"
         deadline = time.monotonic() + 60
@@ -177,7 +173,7 @@ def test_gunicorn_recycles_and_loses_workers_that_inherit_the_session(tmp_path):
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.2)
 
-        def send(start: int) -> None:
+        def send(start):
             for index in range(start, requests, 4):
                 while (answer := ask(f"{url}{index / 8}")) is None:
                     time.sleep(0.05)

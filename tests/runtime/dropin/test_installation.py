@@ -1,13 +1,10 @@
 """ONNX Runtime's own class is replaced, and applications see no difference but the speed."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
 import sys
 import venv
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ def model(tmp_path_factory):
     return model
 
 
-def assert_runs(model: Path, code: str) -> None:
+def assert_runs(model, code):
     done = run_python(CHECK + code, model, ORTPREP_BUNDLES=str(model.parent / "bundles"))
     assert done.returncode == 0, done.stderr
 
@@ -183,7 +180,7 @@ def test_functions_run_in_order_after_the_code_of_a_module_that_is_imported_as_e
     (folder / "late").mkdir()
     (folder / "late/__init__.py").write_text("from late.inner import answer, fail\nif fail: raise OSError\n")
     (folder / "late/inner.py").write_text("import os\nanswer, fail = 42, 'WORKS' not in os.environ\n")
-    seen: list[object] = []
+    seen = []
     call_after_import("late", lambda module: seen.append(("first", module.answer)))
     call_after_import("late", lambda module: seen.append(("second", module.answer)))
     with pytest.raises(OSError):
@@ -195,7 +192,6 @@ def test_functions_run_in_order_after_the_code_of_a_module_that_is_imported_as_e
     assert seen == [("first", 42), ("second", 42)]
     module = sys.modules["late"]
     assert type(module.__loader__).__name__ == "SourceFileLoader"
-    assert module.__spec__ is not None
     assert module.__spec__.loader is module.__loader__
 
 
@@ -212,7 +208,7 @@ def program(tmp_path):
     return startup_environment("callback:mark", {**os.environ, "PYTHONPATH": path})
 
 
-def run(code: str, environment: dict[str, str], python: str = sys.executable) -> str:
+def run(code, environment, python=sys.executable):
     done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +69,7 @@ def said(caplog):
     return caplog
 
 
-def reasons(said: pytest.LogCaptureFixture) -> list[str]:
+def reasons(said):
     """Returns why sessions were plain."""
     return [record.getMessage() for record in said.records if "plain session of" in record.getMessage()]
 
@@ -192,20 +191,20 @@ def test_the_application_keeps_its_own_session_options(model):
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
-def set_level(options: Any) -> None:
+def set_level(options):
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 
 
-def set_weights(options: Any) -> None:
+def set_weights(options):
     weights = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((8, 4), np.float32))
     options.add_initializer("w", weights)
     KEPT.append(weights)
 
 
-KEPT: list[Any] = []
+KEPT = []
 """ONNX Runtime does not keep what is added as initializer."""
 
-OBSTACLES: dict[str, Callable[[Any], None]] = {
+OBSTACLES = {
     "ORT_DISABLE_ALL": set_level,
     "add_initializer": set_weights,
     "add_free_dimension_override_by_name": lambda o: o.add_free_dimension_override_by_name("batch", 2),
@@ -243,7 +242,7 @@ class Registered(bundle_session_class()):
 
     registered: ClassVar[list[str]] = []
 
-    def __init_subclass__(cls, *, kind: str, **others: Any) -> None:
+    def __init_subclass__(cls, *, kind, **others):
         super().__init_subclass__(**others)
         cls.registered.append(kind)
 
@@ -253,28 +252,28 @@ class Detector(Registered, kind="detector"):
 
     reply: Any = dict
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__(path, providers=CPU)
         self.path = path
 
-    def __getstate__(self) -> Path:
+    def __getstate__(self):
         return self.path
 
-    def __setstate__(self, path: Path) -> None:
-        self.__init__(path)  # type: ignore[misc]
+    def __setstate__(self, path):
+        self.__init__(path)
 
     @staticmethod
-    def twice(x: Any) -> Any:
+    def twice(x):
         return 2 * x
 
     @classmethod
-    def name_of(cls) -> str:
+    def name_of(cls):
         return cls.__name__
 
-    def run(self, names: Any, feed: Any, options: Any = None) -> Any:
+    def run(self, names, feed, options=None):
         return super().run(names, {"x": self.twice(feed["x"])}, options)
 
-    async def detect(self, x: Any) -> Any:
+    async def detect(self, x):
         return self.reply(y=self.run(None, {"x": x})[0])
 
 
@@ -317,8 +316,8 @@ def test_an_applications_own_methods_wait_for_no_steady_session(model, bundle, m
 
 @pytest.mark.attack
 def test_a_run_that_the_application_put_in_place_before_sees_every_batch(model, bundle, monkeypatch):
-    class Twice(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def run(self, names: Any, feed: Any, options: Any = None) -> Any:
+    class Twice(onnxruntime.InferenceSession):
+        def run(self, names, feed, options=None):
             return super().run(names, {"x": 2 * feed["x"]}, options)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Twice)

@@ -1,12 +1,9 @@
 """Buckets behind one `load`: a batch runs on the variant that is there for its sizes, unknown to its
 caller."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +33,13 @@ def bundle(tmp_path):
     return write_converted(tmp_path / "bundle")
 
 
-def seed_of(answer: Any, size: int) -> int:
+def seed_of(answer, size):
     """Returns which variant answered to `batch_of(size)`."""
     (seed,) = (s for s in range(5) if np.allclose(answer, batch_of(size) @ weights_of(s), atol=1e-4))
     return seed
 
 
-def asked(session: Any, size: int) -> int:
+def asked(session, size):
     (answer,) = session.run(None, {"x": batch_of(size)})
     return seed_of(answer, size)
 
@@ -75,7 +72,7 @@ def test_a_bucket_is_made_when_a_batch_first_needs_it_and_never_again(bundle, se
 def test_threads_that_need_the_same_bucket_make_it_once(bundle, sessions):
     barrier = threading.Barrier(8)
 
-    def ask(number: int) -> int:
+    def ask(number):
         barrier.wait(300)
         return asked(bucketed, (4, 8)[number % 2])
 

@@ -1,10 +1,6 @@
 """Laws of an application's own session options beside a bundle's."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import onnxruntime
 import pytest
@@ -26,11 +22,11 @@ def bundle(tmp_path):
     return write_bundle(tmp_path / "b", options=OWN, first=OWN)
 
 
-def as_mapping(chosen: dict[str, Any]) -> dict[str, Any]:
+def as_mapping(chosen):
     return chosen
 
 
-def as_object(chosen: dict[str, Any]) -> onnxruntime.SessionOptions:
+def as_object(chosen):
     options = onnxruntime.SessionOptions()
     for name, value in chosen.items():
         if "." in name:
@@ -40,7 +36,7 @@ def as_object(chosen: dict[str, Any]) -> onnxruntime.SessionOptions:
     return options
 
 
-FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {"mapping": as_mapping, "object": as_object}
+FORMS = {"mapping": as_mapping, "object": as_object}
 
 
 @pytest.mark.parametrize("form", FORMS)

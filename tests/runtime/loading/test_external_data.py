@@ -1,16 +1,11 @@
 """Laws of the files that a model may refer to: those that its variant lists, wherever it refers to them."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from ortprep.bundle.loader_config import MAX_VARIANTS, read_loader_config, write_loader_config
@@ -53,7 +48,7 @@ PLACES = ("weights", "constant", "sparse", "subgraph", "function", "default")
 MODEL, DATA = "cpu/linear_optimized.onnx", "linear_optimized.onnx.data"
 
 
-def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
+def bundle_that_refers_to(location, place, folder):
     """Writes a bundle whose records agree with its files, as a stranger would."""
     bundle = write_bundle(folder)
     (bundle / MODEL).write_bytes(refer_to(location, place))
@@ -61,7 +56,7 @@ def bundle_that_refers_to(location: str, place: str, folder: Path) -> Path:
     return bundle
 
 
-def make_trial(request: tuple[Path, str]) -> object:
+def make_trial(request):
     bundle, name = request
     (variant,) = read_loader_config(bundle).variants
     assert variant.name == name
@@ -69,7 +64,7 @@ def make_trial(request: tuple[Path, str]) -> object:
     return try_model(bundle, variant, options, bundle / MODEL)
 
 
-def make_doctor_plan(request: tuple[Path, str]) -> object:
+def make_doctor_plan(request):
     return plan_of_bundle(request[0], CPU_DEVICE)
 
 
@@ -93,7 +88,7 @@ def test_f25_a_model_that_refers_to_what_is_not_listed_is_refused_before_onnxrun
         (bundle / "cpu/link.bin").symlink_to(tmp_path / "outside.bin")
     monkeypatch.setattr(session_module, "plain_session_class", lambda: None)
     with pytest.raises(IntegrityError, match="refers to data that its bundle does not list"):
-        load(bundle, digests=digests)  # type: ignore[arg-type]
+        load(bundle, digests=digests)
 
 
 @pytest.mark.parametrize("open_it", [check_variant, make_trial, make_doctor_plan])
@@ -115,14 +110,14 @@ def test_a_model_may_refer_to_what_is_listed(tmp_path, place):
     np.testing.assert_allclose(answer, sample() @ weights, rtol=1e-5, atol=1e-6)
 
 
-def write_behind_an_address_in_memory(folder: Path) -> str:
+def write_behind_an_address_in_memory(folder):
     bundle = bundle_that_refers_to(TAG, "weights", folder)
     (bundle / "cpu" / TAG).parent.mkdir(parents=True)
     (bundle / "cpu" / DATA).rename(bundle / "cpu" / TAG)
     return f"cpu/{TAG}"
 
 
-def write_behind_a_link(folder: Path) -> str:
+def write_behind_a_link(folder):
     """It could be led elsewhere after the first load, and nothing that is watched would change."""
     bundle = bundle_that_refers_to("x/weights.bin", "weights", folder)
     (bundle / "cpu/y").mkdir()
@@ -212,11 +207,11 @@ def bundle(tmp_path, cache):
 
 
 @contextlib.contextmanager
-def mapped(path: Path) -> Iterator[Callable[[], None]]:
+def mapped(path):
     """Maps a file as its writer does; yields what changes its weights and leaves no trace in its stamp."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
 
-        def change() -> None:
+        def change():
             status = path.stat()
             memory[:] = weights_of(9).tobytes()
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -224,24 +219,24 @@ def mapped(path: Path) -> Iterator[Callable[[], None]]:
         yield change
 
 
-def is_right(session: onnxruntime.InferenceSession) -> bool:
+def is_right(session):
     (answer,) = session.run(None, {"x": sample()})
     return np.allclose(answer, sample() @ weights_of(0), rtol=1e-4, atol=1e-5)
 
 
-def let_others_write(bundle: Path) -> None:
+def let_others_write(bundle):
     (bundle / WEIGHTS).chmod(0o666)
 
 
-def let_others_replace(bundle: Path) -> None:
+def let_others_replace(bundle):
     (bundle / WEIGHTS).parent.chmod(0o707)
 
 
-def let_others_replace_the_bundle(bundle: Path) -> None:
+def let_others_replace_the_bundle(bundle):
     bundle.parent.chmod(0o777)
 
 
-def nothing(bundle: Path) -> None:
+def nothing(bundle):
     """A process that has the file open, whatever its mode is now, is enough."""
 
 

@@ -1,9 +1,5 @@
 """What a fork inherits: laws of the session of a parent and of its children, each in a process of its own."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import onnxruntime
 import pytest
 
@@ -43,7 +39,7 @@ def same(session):
 """
 
 
-def assert_passes(bundle: Path, script: str) -> str:
+def assert_passes(bundle, script):
     """Runs a script in a fresh process, `bundle` being its argument; returns its log."""
     done = run_python(PRELUDE + script, bundle)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """Two phases behind one `load`: laws of who serves, of what is freed, and of what ends a build."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging
@@ -11,17 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
 import ortprep
-from ortprep.bundle.session_record import SessionOptionsRecord, SessionPlan
+from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import IntegrityError, LoadError, LoadTimeoutError
 from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading import opened_bundle, phases
@@ -30,7 +26,6 @@ from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.loading.session import default_plan
 from ortprep.runtime.opened_model import open_model
 from ortprep.runtime.tensors.arrays import run_session
-from ortprep.runtime.tensors.element_types import Array
 from tests.fakes import Interruption, wait_for
 from tests.runtime.builders import (
     ROWS,
@@ -78,32 +73,32 @@ def chain(tmp_path):
     return folder
 
 
-def replace_steady(monkeypatch: pytest.MonkeyPatch, change: Callable[[SessionPlan], SessionPlan]) -> None:
+def replace_steady(monkeypatch, change):
     """Has every session but the first made of another plan."""
-    build: Callable[..., Any] = vars(opened_bundle)["build_session"]
-    plans: list[SessionPlan] = []
+    build = vars(opened_bundle)["build_session"]
+    plans = []
 
-    def build_changed(plan: SessionPlan, **kwargs: Any) -> Any:
+    def build_changed(plan, **kwargs):
         plans.append(plan)
         return build(plan if len(plans) == 1 else change(plan), **kwargs)
 
     monkeypatch.setattr(opened_bundle, "build_session", build_changed)
 
 
-def answer(session: Any, feed: Array | None = None) -> Array:
+def answer(session, feed=None):
     (output,) = session.run(None, {"x": sample() if feed is None else feed})
     return np.asarray(output)
 
 
-def expected(feed: Array | None = None, seed: int = 0) -> Array:
+def expected(feed=None, seed=0):
     return np.asarray((sample() if feed is None else feed) @ weights_of(seed))
 
 
-def assert_right(got: Array, feed: Array | None = None) -> None:
+def assert_right(got, feed=None):
     np.testing.assert_allclose(got, expected(feed), rtol=1e-4, atol=1e-5)
 
 
-def threads_of(session: Any) -> int:
+def threads_of(session):
     return int(session.get_session_options().intra_op_num_threads)
 
 
@@ -158,10 +153,10 @@ def test_a_process_that_ends_after_its_first_run_has_no_second_session_to_wait_f
     assert len(sessions) == 1
 
 
-def run_across_the_swap(session: Any, seed: int, *, runs: int) -> set[tuple[int, int]]:
+def run_across_the_swap(session, seed, *, runs):
     """Runs until the swap has happened, and so many runs more; returns the phases before and after each."""
     rng = np.random.default_rng(seed)
-    seen: set[tuple[int, int]] = set()
+    seen = set()
     done = 0
     patience = time.monotonic() + PATIENCE_S
     while done < runs:
@@ -180,7 +175,7 @@ def test_every_answer_from_many_threads_is_right_across_the_swap(bundle):
     with ThreadPoolExecutor(workers) as pool:
         together = threading.Barrier(workers)
 
-        def work(seed: int) -> set[tuple[int, int]]:
+        def work(seed):
             together.wait(PATIENCE_S)
             return run_across_the_swap(session, seed, runs=300)
 
@@ -332,10 +327,10 @@ def test_a_load_that_somebody_waits_for_goes_first(chain, bundle, sessions):
 
 
 def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_callers(bundle, monkeypatch):
-    lowered: dict[int, int] = {}
+    lowered = {}
     set_priority = os.setpriority
 
-    def note(which: int, thread: int, priority: int) -> None:
+    def note(which, thread, priority):
         set_priority(which, thread, priority)
         lowered[thread] = os.getpriority(which, thread)
 
@@ -350,11 +345,11 @@ def test_the_steady_session_is_made_at_the_lowest_priority_and_runs_at_the_calle
     assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in workers} == {own}
 
 
-def threads_of_this_process() -> set[int]:
+def threads_of_this_process():
     return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 
-def _wait_in_a_fork(session: Any, answers: Any) -> None:
+def _wait_in_a_fork(session, answers):
     try:
         wait_steady(session, PATIENCE_S)
     except LoadError as error:

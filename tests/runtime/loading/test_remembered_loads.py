@@ -1,12 +1,7 @@
 """Laws of what is remembered of a load: nothing that changed is taken for what it was."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import onnxruntime
 import pytest
@@ -35,10 +30,10 @@ def bundle(tmp_path, monkeypatch):
 @pytest.fixture
 def decided(monkeypatch):
     """The folders of the bundles of which it was decided anew what is loaded."""
-    folders: list[str] = []
+    folders = []
     resolve = variant_resolver.resolve
 
-    def noted(root: str, *args: Any) -> Any:
+    def noted(root, *args):
         folders.append(root)
         return resolve(root, *args)
 
@@ -46,11 +41,11 @@ def decided(monkeypatch):
     return folders
 
 
-def entries(bundle: Path) -> list[Path]:
+def entries(bundle):
     return [path for path in (bundle.parent / "cache/loads").rglob("*") if path.is_file()]
 
 
-def assert_right(bundle: Path, **arguments: Any) -> None:
+def assert_right(bundle, **arguments):
     assert_answers(load(bundle, **arguments))
 
 
@@ -64,7 +59,7 @@ def test_what_a_memory_would_not_be_believed_is_not_written(bundle, decided):
 
 
 def test_every_request_is_remembered_by_itself(bundle, decided):
-    requests: list[dict[str, Any]] = [
+    requests = [
         {},
         {"target": "cpu"},
         {"target": "portable"},
@@ -114,7 +109,7 @@ def test_a_bundle_built_anew_is_decided_anew(bundle, decided):
     assert len(decided) == 2
 
 
-CHANGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+CHANGES = {
     "ONNX Runtime's version": lambda patch: patch.setattr(onnxruntime, "__version__", "1.99.0"),
     "its providers": lambda patch: patch.setattr(
         onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"] * 2
@@ -135,7 +130,7 @@ def test_what_the_decision_depended_on_has_to_be_the_same(bundle, decided, monke
 def test_a_decision_on_a_bundle_that_is_replaced_meanwhile_is_not_remembered(bundle, monkeypatch):
     read = loader_config.read_loader_config
 
-    def read_then_replace(folder: Path) -> Any:
+    def read_then_replace(folder):
         config = read(folder)
         monkeypatch.setattr(variant_resolver, "read_loader_config", read)
         write_bundle(bundle, options=SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 2}))
@@ -202,7 +197,7 @@ def test_what_is_taken_from_a_memory_unasked_is_what_a_bundle_may_set():
                 assert not resolved_variant.is_usual(variant) or find_invalid_options(variant) == (), variant
 
 
-def variant_with(attributes: Any = (), entries: Any = (), provider: Any = ()) -> Variant:
+def variant_with(attributes=(), entries=(), provider=()):
     options = SessionOptionsRecord("ORT_DISABLE_ALL", dict(attributes), dict(entries))
     providers = (ProviderRecord("CUDAExecutionProvider", dict(provider)),)
     return Variant("cpu", "cpu", "cpu/net.onnx", (), options, providers, CPU_ONLY)
@@ -292,7 +287,7 @@ SLOW_MODULES = {
 """What would take a first load 0.7 to 4 ms each."""
 
 
-def modules_of_a_load(bundle: Path) -> list[str]:
+def modules_of_a_load(bundle):
     done = run_python(SCRIPT, bundle)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

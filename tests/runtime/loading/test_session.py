@@ -1,14 +1,11 @@
 """Sessions are made as their plan says, or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -100,17 +97,17 @@ def test_asking_for_cuda_never_gives_a_cpu_session(model, capfd):
 class Workshop:
     """Stands in for ONNX Runtime's sessions: says how many are being made at once, and makes them slowly."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.most = self.now = 0
         self.count = threading.Lock()
-        self.meeting: threading.Barrier | None = None
+        self.meeting = None
         self.may_end = threading.Event()
         self.may_end.set()
         monkeypatch.setattr(session_module, "plain_session_class", lambda: self.make)
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
         monkeypatch.setattr(session_module, "_preload_cuda", lambda: None)
 
-    def make(self, model: str, options: Any, *, providers: list[Any], enable_fallback: int) -> Any:
+    def make(self, model, options, *, providers, enable_fallback):
         del model, options, enable_fallback
         with self.count:
             self.now += 1
@@ -124,7 +121,7 @@ class Workshop:
         return types.SimpleNamespace(get_providers=lambda: [name for name, _ in providers])
 
     @staticmethod
-    def build_at_once(*plans: SessionPlan) -> list[Any]:
+    def build_at_once(*plans):
         with ThreadPoolExecutor(len(plans)) as threads:
             return list(threads.map(build_session, plans))
 
@@ -161,7 +158,7 @@ def test_waiting_for_a_device_is_part_of_the_deadline(workshop):
 @pytest.mark.attack
 @pytest.mark.parametrize("timeout_s", [None, 300])
 def test_a_load_that_a_signal_interrupts_anywhere_leaves_its_device_free(timeout_s):
-    def create(*_: Any, **__: Any) -> Any:
+    def create(*_, **__):
         return types.SimpleNamespace(get_providers=lambda: [CPU])
 
     plan, kept = default_plan("m"), []

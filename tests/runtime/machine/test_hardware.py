@@ -1,13 +1,9 @@
 """Threads that fit the share: cores that the process may use, divided by the workers that share them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +29,7 @@ pytestmark = pytest.mark.runtime
 AVX2 = ("avx", "avx2", "fma")
 
 
-def machine(features: tuple[str, ...], name: str = "x86_64") -> Hardware:
+def machine(features, name="x86_64"):
     return Hardware(name, "", features, 1, 2**30)
 
 
@@ -53,14 +49,14 @@ UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 class OneGpu:
     """The CUDA driver of a machine with one GPU, which has a UUID and is zero in all else."""
 
-    def __getattr__(self, name: str) -> Callable[..., int]:
+    def __getattr__(self, name):
         return lambda *_: 0
 
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+    def cuDeviceGetCount(self, count):  # noqa: N802
         count._obj.value = 1
         return 0
 
-    def cuDeviceGetUuid_v2(self, uuid: Any, _: Any) -> int:  # noqa: N802
+    def cuDeviceGetUuid_v2(self, uuid, _):  # noqa: N802
         uuid[:] = bytes.fromhex(UUID.removeprefix("GPU-").replace("-", ""))
         return 0
 
@@ -68,7 +64,7 @@ class OneGpu:
 class OldDriver:
     """The same machine with a driver of before CUDA 11.4."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name == "cuDeviceGetUuid_v2":
             raise AttributeError(name)
         return getattr(OneGpu(), name.replace("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
@@ -117,7 +113,7 @@ def test_a_cpu_fingerprint_ignores_gpus_and_irrelevant_flags():
 def test_a_cuda_fingerprint_changes_with_gpu_and_driver(change):
     gpu = Gpu("H200", (9, 0), 1, "580", "13.0", "GPU-1")
     here = machine(AVX2)._replace(gpus=(gpu,))
-    there = here._replace(gpus=(gpu._replace(**change),))  # type: ignore[arg-type]
+    there = here._replace(gpus=(gpu._replace(**change),))
     assert hardware_fingerprint("cuda", here) != hardware_fingerprint("cuda", there)
     elsewhere = here._replace(gpus=(gpu._replace(uuid="GPU-2"),))
     assert hardware_fingerprint("cuda", here) == hardware_fingerprint("cuda", elsewhere)
@@ -138,7 +134,7 @@ def eight_cores(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def write_machine(root: Path, files: Mapping[str, str]) -> str:
+def write_machine(root, files):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="ascii")
@@ -210,7 +206,7 @@ def test_workers_share_the_cores(tmp_path, environment, passed, expected):
 def test_a_session_takes_its_share_unless_the_application_says_otherwise(tmp_path, monkeypatch):
     bundle = write_bundle(tmp_path / "b")
 
-    def threads(workers: int | None = None, **own: int) -> int:
+    def threads(workers=None, **own):
         session = load(bundle, session_options=own or None, workers=workers)
         return int(session.get_session_options().intra_op_num_threads)
 

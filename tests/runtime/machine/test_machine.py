@@ -1,7 +1,5 @@
 """Memory, page cache and availability, as this machine has them."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap
@@ -9,11 +7,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -35,7 +29,7 @@ pytestmark = pytest.mark.runtime
 SIZE = 8 * 2**20
 
 
-def resident_pages(path: Path) -> int:
+def resident_pages(path):
     """How many pages of a file are in the page cache."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
@@ -133,7 +127,6 @@ def test_without_a_gpu_or_its_libraries_cuda_is_unavailable(monkeypatch):
     monkeypatch.setattr(availability, "read_hardware", lambda: here)
     unavailable_reason.cache_clear()
     reason = unavailable_reason("cuda")
-    assert reason is not None
     assert reason.startswith("ONNX Runtime cannot make a cuda session: expected")
 
 
@@ -150,17 +143,17 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def use(make: Callable[[], AbstractContextManager[Any]]) -> None:
+def use(make):
     with make() as folder:
         (Path(folder) / "file").touch()
         (Path(folder) / "sub").mkdir()
 
 
-def is_interrupted(work: Callable[[], None], at: int) -> bool:
+def is_interrupted(work, at):
     """Does some work, and raises at a step where Python calls signal handlers; False if it has fewer."""
     steps = 0
 
-    def count(_frame: FrameType, event: str, _: object) -> None:
+    def count(_frame, event, _):
         nonlocal steps
         steps += event in ("call", "c_return")
         if steps == at:
@@ -218,7 +211,7 @@ def test_an_interruption_at_any_step_leaves_nothing(temporary):
 def test_what_is_written_during_the_removal_goes_too(temporary):
     ended = threading.Event()
 
-    def write(folder: Path) -> None:
+    def write(folder):
         for number in range(10_000):
             if ended.is_set():
                 return
@@ -234,7 +227,7 @@ def test_what_is_written_during_the_removal_goes_too(temporary):
     assert not list(temporary.iterdir())
 
 
-def _ignoring_loss(write: Callable[[Path], None], folder: Path) -> None:
+def _ignoring_loss(write, folder):
     try:
         write(folder)
     except FileNotFoundError:

@@ -1,14 +1,10 @@
 """What counts as an equal output, and what is told about one that is not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 from ortprep.bundle.loader_config import Tolerance
-from ortprep.runtime.tensors.compare import OutputComparison, compare_output
+from ortprep.runtime.tensors.compare import compare_output
 from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
 
 pytestmark = pytest.mark.runtime
@@ -17,7 +13,7 @@ EXACT = Tolerance(0, 0)
 NAN, INF = float("nan"), float("inf")
 
 
-def compare(expected: Any, got: Any, tolerance: Tolerance = EXACT, **options: Any) -> OutputComparison:
+def compare(expected, got, tolerance=EXACT, **options):
     return compare_output(np.asarray(expected), np.asarray(got), tolerance, name="y", **options)
 
 

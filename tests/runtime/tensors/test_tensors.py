@@ -1,27 +1,23 @@
 """Arrays of every element type survive files and sessions; a file that lies is refused, not believed."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct
 import tracemalloc
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ortprep.errors import BundleError, InvalidRequestError
 from ortprep.runtime.tensors.arrays import read_headers, read_tensors, run_session, write_tensors
-from ortprep.runtime.tensors.element_types import Array, dtype_name, to_bfloat16
+from ortprep.runtime.tensors.element_types import dtype_name, to_bfloat16
 from ortprep.runtime.tensors.signatures import Signature, check_inputs
 from tests.runtime.builders import one_node_model
 
 pytestmark = pytest.mark.runtime
 
-ARRAYS: dict[str, Array] = {
+ARRAYS = {
     "input:data_0": np.arange(6, dtype=np.float32).reshape(2, 3),
     "a/b\n..": np.array(3),
     "file": np.array(True),
@@ -37,7 +33,7 @@ ARRAYS: dict[str, Array] = {
 }
 
 
-def same(left: Array, right: Array) -> bool:
+def same(left, right):
     return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
 
 
@@ -172,20 +168,20 @@ def test_a_long_list_of_entries_is_refused_before_it_is_read(tmp_path):
         read_tensors(tmp_path / "a.npz")
 
 
-def zip_of(path: Path, member: bytes, *, name: str = "x.npy", count: int = 1) -> Path:
+def zip_of(path, member, *, name="x.npy", count=1):
     with zipfile.ZipFile(path, "w") as archive:
         for _ in range(count):
             archive.writestr(zipfile.ZipInfo(name), member)
     return path
 
 
-def literal(descr: str, shape: str) -> bytes:
+def literal(descr, shape):
     """A header that numpy itself would not write."""
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
-def header(**fields: Any) -> bytes:
+def header(**fields):
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         stream, {"descr": "|u1", "fortran_order": False, "shape": (4,)} | fields
@@ -258,7 +254,7 @@ def test_every_cut_and_every_flipped_bit_is_an_error_or_harmless(tmp_path):
 FLOAT, STRING, ONNX_BFLOAT16 = 1, 8, 16
 
 
-def run(model: bytes, feed: Array) -> Array:
+def run(model, feed):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])

@@ -1,18 +1,13 @@
 """Fusing transformers: the answers and the interface stay, and what cannot be done is said, never guessed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.language import bert, gpt2
@@ -23,7 +18,7 @@ from ortprep.spec.conversion import FusionSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.convert import passes
 from ortprep.stages.convert.fusion import rewrite_as_patterns_expect
-from ortprep.stages.convert.pass_records import PassReply, PassRequest
+from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.contract import Context, Plan
@@ -51,7 +46,7 @@ def transformers(tmp_path_factory):
     return {"bert": folder / "bert.onnx", "gpt2": folder / "gpt2.onnx"}
 
 
-def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> PassReply:
+def fuse(source, written, model_type, **fields):
     fusion = FusionSpec(model_type=model_type, **{"num_heads": HEADS, "hidden_size": WIDTH, **fields})
     request = PassRequest(name="fusion", source=source, written=written, fusion=fusion)
     # One process has one library, and it takes as long to import as all that is done with it here.
@@ -59,14 +54,14 @@ def fuse(source: Path, written: Path, model_type: str, **fields: Any) -> PassRep
     return change_graph(request) if here else run_child(change_graph, request, timeout_s=600).value
 
 
-def answer(path: Path) -> list[NDArray[np.float32]]:
+def answer(path):
     """What a model says to a batch of which one text is padded on its left, every node as it is written."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     tokens = np.random.default_rng(0).integers(0, 50, (2, 8))
     mask = np.array([[1] * 8, [0] * 3 + [1] * 5])
-    feeds: dict[str, NDArray[Any]] = {
+    feeds = {
         "input_ids": tokens,
         "attention_mask": mask,
         "token_type_ids": tokens % 2,
@@ -109,7 +104,6 @@ def test_a_fused_transformer_answers_as_its_source_by_the_same_interface(transfo
 def test_what_would_be_wrong_is_refused_and_nothing_is_written(transformers, tmp_path, fields, said):
     with pytest.raises(PipelineError, match=said) as error:
         fuse(transformers["bert"], tmp_path / "model.onnx", **fields)
-    assert error.value.hint is not None
     assert "fusion: {" in error.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -161,11 +155,11 @@ def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):
 # -- test_weights
 
 
-def values_of(model: onnx.ModelProto, folder: Path) -> dict[str, bytes]:
+def values_of(model, folder):
     return {each.name: b"".join(read_pieces(each, folder)) for each in walk_initializers(model)}
 
 
-def expected_values(model: onnx.ModelProto) -> dict[str, bytes]:
+def expected_values(model):
     return {each.name: numpy_helper.to_array(each).tobytes() for each in walk_initializers(model)}
 
 
@@ -233,10 +227,10 @@ def test_a_model_of_many_nodes_without_names_is_named_in_one_go():
     assert len(set(names)) == len(names)
 
 
-def evaluated_net(value: onnx.TensorProto) -> onnx.ModelProto:
+def evaluated_net(value):
     """A model that ONNX Runtime runs, of whose constant shape inference makes a formula."""
 
-    def calls(name: str, inputs: list[str]) -> onnx.FunctionProto:
+    def calls(name, inputs):
         body = [helper.make_node("Identity", inputs[:1], ["out"])]
         return helper.make_function("own", name, inputs, ["out"], body, [helper.make_opsetid("", 17)])
 
@@ -273,7 +267,7 @@ def test_a_string_of_a_model_is_never_evaluated(tmp_path, library):
 def test_a_pass_gets_no_more_memory_than_is_free(tmp_path, monkeypatch):
     limits = []
 
-    def run_limited(*_: object, **limit: object) -> None:
+    def run_limited(*_, **limit):
         limits.append(limit)
         raise StageError("enough seen")
 

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -32,7 +29,7 @@ Feeds = Mapping[str, NDArray[Any]]
 class Converted:
     """A model before and after."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, *, external: bool = False, **asked: Any) -> None:
+    def __init__(self, model, folder, *, external=False, **asked):
         write = write_external_model if external else write_model
         self.source = write(model, folder / "source" / "m.onnx")
         self.written = folder / "written" / "m.onnx"
@@ -44,15 +41,15 @@ class Converted:
         self.graph = read_graph(self.written)
 
     @property
-    def operators(self) -> list[str]:
+    def operators(self):
         return [node.op_type for graph in walk_graphs(self.graph) for node in graph.node]
 
-    def weight(self, name: str) -> tuple[int, bytes]:
+    def weight(self, name):
         """Element type and bytes of an initializer."""
         found = next(each for each in walk_initializers(self.graph) if each.name == name)
         return found.data_type, b"".join(read_pieces(found, self.written.parent))
 
-    def assert_agrees(self, feeds: Feeds, *, tolerance: float = 4e-3) -> None:
+    def assert_agrees(self, feeds, *, tolerance=4e-3):
         """Runs both, the converted one with and without optimisation."""
         (expected,) = run(self.source, feeds, LEVELS[1])
         for level in LEVELS:
@@ -61,20 +58,17 @@ class Converted:
             np.testing.assert_allclose(got.astype(np.float32), expected, rtol=0, atol=tolerance * scale)
 
 
-def run(model: Path, feeds: Feeds, level: Any) -> list[NDArray[Any]]:
+def run(model, feeds, level):
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     halves = {item.name for item in session.get_inputs() if item.type == "tensor(float16)"}
     given = {name: array.astype(np.float16) if name in halves else array for name, array in feeds.items()}
-    answers: list[NDArray[Any]] = session.run(None, given)
-    return answers
+    return session.run(None, given)
 
 
-def chain(
-    *operators: str | tuple[str, str], weights: Mapping[str, Any] | None = None, opset: int = models.OPSET
-) -> onnx.ModelProto:
+def chain(*operators, weights=None, opset=models.OPSET):
     """`x` [4] through operators named `n0`, `n1`, … to `y` [4]; a pair has a weight for second input."""
     names = ["x", *(f"v{i}" for i in range(1, len(operators))), "y"]
     nodes = []
@@ -89,7 +83,7 @@ def chain(
     return model
 
 
-def filled() -> onnx.ModelProto:
+def filled():
     """`y` = `x` + a tensor of [4] that ConstantOfShape fills."""
     filling = helper.make_tensor("value", FLOAT, [1], [0.5])
     model = chain(("Add", "c"))
@@ -98,7 +92,7 @@ def filled() -> onnx.ModelProto:
     return model
 
 
-def sequence_net() -> onnx.ModelProto:
+def sequence_net():
     """`y` is a number of `x`, by way of a sequence."""
     model = chain("Relu", "SplitToSequence", ("SequenceAt", "one"), "Neg")
     model.graph.node[1].attribute.append(helper.make_attribute("keepdims", 0))
@@ -109,7 +103,7 @@ def sequence_net() -> onnx.ModelProto:
 
 X4 = np.array([0.5, -1.25, 2.0, 3.5], np.float32)
 RNG = np.random.default_rng(0)
-CASES: list[tuple[str, onnx.ModelProto, Feeds]] = [
+CASES = [
     ("conv", models.conv_net(), {"image": RNG.random((2, 3, 16, 16), np.float32)}),
     ("matmul", models.matmul_net(), {"x": RNG.random((2, 64), np.float32)}),
     ("two inputs", models.two_inputs(), {name: RNG.random((2, 4), np.float32) for name in ("left", "right")}),

@@ -1,12 +1,8 @@
 """Laws of the three quantisation passes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import tempfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,10 +14,9 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from bench.demo_models import write_demo_model
 from ortprep.errors import SpecError
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.conversion import QuantizeSpec
 from ortprep.stages.convert.int8 import SampleReader
-from ortprep.stages.convert.pass_records import PassReply, PassRequest
+from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
 from tests.builders import (
@@ -40,11 +35,11 @@ PASSES = {"dynamic": "int8-dynamic", "static": "int8-static", "weights": "int4-w
 EVERY_PASS = pytest.mark.parametrize("name", list(PASSES))
 
 
-def _feeds(model: onnx.ModelProto, seed: int, *, rows: int = 3) -> dict[str, Array]:
+def _feeds(model, seed, *, rows=3):
     """Returns numbers for every input; a symbolic axis is `rows` long."""
     rng = np.random.default_rng(seed)
     held = {item.name for item in model.graph.initializer}
-    feeds: dict[str, Array] = {}
+    feeds = {}
     for item in model.graph.input:
         kind = item.type.tensor_type
         shape = [axis.dim_value or rows for axis in kind.shape.dim]
@@ -57,7 +52,7 @@ def _feeds(model: onnx.ModelProto, seed: int, *, rows: int = 3) -> dict[str, Arr
     return feeds
 
 
-def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) -> PassReply:
+def _quantize(name, model, folder, **wanted):
     """Writes `source/m.onnx` and, with a pass, `written/m.onnx`."""
     source = folder / "source" / "m.onnx"
     if not source.exists():
@@ -66,9 +61,7 @@ def _quantize(name: str, model: onnx.ModelProto, folder: Path, **wanted: Any) ->
     return change_graph(_request(name, model, folder, **wanted))
 
 
-def _request(
-    name: str, model: onnx.ModelProto, folder: Path, *, samples: tuple[Path, ...] = (), **wanted: Any
-) -> PassRequest:
+def _request(name, model, folder, *, samples=(), **wanted):
     if name == "static":
         samples = samples or _write_samples(model, folder)
     return PassRequest(
@@ -80,7 +73,7 @@ def _request(
     )
 
 
-def _write_samples(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
+def _write_samples(model, folder):
     paths = [folder / f"{seed}.npz" for seed in range(8)]
     for seed, path in enumerate(paths):
         # Of different lengths, as requests are.
@@ -88,7 +81,7 @@ def _write_samples(model: onnx.ModelProto, folder: Path) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def _run(path: Path, feeds: dict[str, Array], *, unsigned: bool = False) -> list[Array]:
+def _run(path, feeds, *, unsigned=False):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if unsigned:  # else products of unsigned and signed 8-bit numbers saturate on processors without VNNI
@@ -97,7 +90,7 @@ def _run(path: Path, feeds: dict[str, Array], *, unsigned: bool = False) -> list
     return list(session.run(None, feeds))
 
 
-def _assert_near(model: onnx.ModelProto, folder: Path, *, share: float, unsigned: bool = True) -> None:
+def _assert_near(model, folder, *, share, unsigned=True):
     """Checks that the written model differs from the source by a share of its largest answer at most."""
     feeds = _feeds(model, 0, rows=2)
     expected = _run(folder / "source" / "m.onnx", feeds)
@@ -109,12 +102,12 @@ def _assert_near(model: onnx.ModelProto, folder: Path, *, share: float, unsigned
         assert 0 < error <= share * np.abs(one).max()
 
 
-def _nodes(folder: Path) -> dict[str, onnx.NodeProto]:
+def _nodes(folder):
     model = onnx.load(folder / "written" / "m.onnx", load_external_data=False)
     return {node.name: node for node in model.graph.node}
 
 
-def _attend() -> onnx.ModelProto:
+def _attend():
     """Two products by a weight, of which the third, of two activations, is made; nodes have no names."""
     rng = np.random.default_rng(0)
     nodes = [
@@ -132,7 +125,7 @@ def _attend() -> onnx.ModelProto:
     )
 
 
-def _tied() -> onnx.ModelProto:
+def _tied():
     """One table that ids are looked up in and that is multiplied by, transposed, twice."""
     rng = np.random.default_rng(0)
     nodes = [
@@ -277,7 +270,7 @@ def test_weights_of_subgraphs_are_quantised(tmp_path):
     _assert_near(model, tmp_path, share=0.2)
 
 
-def numbered_net() -> onnx.ModelProto:
+def numbered_net():
     """Returns a net whose values are named as TensorFlow names them: `NODE:0`."""
     model = matmul_net(layers=3)
     for node, following in itertools.pairwise(model.graph.node):

@@ -1,13 +1,10 @@
 """Laws of the application as the judge: what counts as an answer, and what is refused, and why."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from ortprep.errors import SpecError, StageError
 from ortprep.measuring.staged_bundles import STAGED_VARIANT, StagedBundles
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import Array, to_bfloat16
+from ortprep.runtime.tensors.element_types import to_bfloat16
 from ortprep.spec.validation import parse_spec
 from ortprep.stages.core.accuracy import FunctionCall, call_user_function, metric_digest
 from ortprep.stages.core.application_judge import ApplicationJudge, describe_program
@@ -36,7 +33,6 @@ import onnxruntime
 session = onnxruntime.InferenceSession("net.onnx", providers=["CPUExecutionProvider"])
 with_bundle = bool(os.environ.get("ORTPREP_BUNDLES"))
 """
-MakeJudge = Callable[..., ApplicationJudge]
 
 
 @pytest.fixture
@@ -49,13 +45,11 @@ def said():
 def make_judge(tmp_path, said):
     """Returns a function that makes the judge of an application, given its last lines."""
 
-    def make(program: str, **options: object) -> ApplicationJudge:
+    def make(program, **options):
         (tmp_path / "app.py").write_text(START + program)
         judge = {"run": [sys.executable, "app.py"], "timeout_s": 60, **options}
         convert = {"precision": "auto", "judge": judge}
         spec = parse_spec({"name": "net", "source": {"path": "net.onnx"}, "convert": convert})
-        assert spec.convert is not None
-        assert spec.convert.judge is not None
         return ApplicationJudge(spec.located_in(tmp_path), spec.convert.judge, said.append)
 
     write_model(matmul_net(), tmp_path / "net.onnx")
@@ -224,7 +218,7 @@ def folder(tmp_path):
     return folder
 
 
-def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0) -> float:
+def run(folder, metric, source="", *, timeout_s=600.0):
     """Runs a metric on two samples: `x`, and `y` and `z` that were expected and got."""
     if source:
         (folder / "metrics.py").write_text(source)
@@ -240,7 +234,7 @@ def run(folder: Path, metric: str, source: str = "", *, timeout_s: float = 600.0
     return call_user_function(call, timeout_s=timeout_s)
 
 
-def write(folder: Path, side: str, **outputs: Array) -> tuple[Answer, ...]:
+def write(folder, side, **outputs):
     answers = tuple(Answer(name, str(folder / f"{side}-{name}.npy")) for name in outputs)
     for answer in answers:
         np.save(answer.file, outputs[answer.output])

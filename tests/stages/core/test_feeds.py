@@ -1,9 +1,5 @@
 """Seeded inputs respect what the model and the spec say, and stay the same for ever."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +8,7 @@ from hypothesis import strategies as st
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.errors import SpecError
-from ortprep.runtime.tensors.element_types import Array, dtype_name, widen
+from ortprep.runtime.tensors.element_types import dtype_name, widen
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.samples import build_feeds
 
@@ -21,7 +17,7 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 SHAPE = (40, 25)
 
 
-def feed(dtype: str, *, shape: tuple[int, ...] = SHAPE, bound: int | None = None, **declared: Any) -> Array:
+def feed(dtype, *, shape=SHAPE, bound=None, **declared):
     inputs = {"x": declared} if declared else {}
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs})
     interface = ModelInterface(
@@ -33,7 +29,7 @@ def feed(dtype: str, *, shape: tuple[int, ...] = SHAPE, bound: int | None = None
     return build_feeds(interface, {"x": shape}, spec, seed=0)["x"]
 
 
-def values_of(array: Array) -> list[Any]:
+def values_of(array):
     return list(np.unique(widen(array)).tolist())
 
 
@@ -94,7 +90,7 @@ def test_scalars_and_empty_arrays_can_be_made(dtype, shape):
 def test_adding_an_input_changes_no_other(others):
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}})
 
-    def build(*names: str) -> dict[str, Array]:
+    def build(*names):
         inputs = tuple(TensorSpec(name, "float32", (None,)) for name in names)
         interface = ModelInterface(inputs, (), {}, external=False)
         return build_feeds(interface, dict.fromkeys(names, (5,)), spec, seed=7)

@@ -1,12 +1,7 @@
 """A spec that does not fit its model is refused with every reason at once, and one that fits never is."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,17 +29,17 @@ LEFT, RIGHT = (TensorSpec(name, "float32", ("batch", 4)) for name in ("left", "r
 SCORES = TensorSpec("scores", "float32", ("batch", 10))
 
 
-def spec_of(inputs: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
+def spec_of(inputs=None, **fields):
     return ModelSpec.model_validate(
         {"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs or {}, **fields}
     )
 
 
-def interface_of(*inputs: TensorSpec, **bounds: int) -> ModelInterface:
+def interface_of(*inputs, **bounds):
     return ModelInterface(inputs, (SCORES,), bounds, external=False)
 
 
-def problems(inputs: Mapping[str, Any], *items: TensorSpec, **bounds: int) -> str:
+def problems(inputs, *items, **bounds):
     return "\n".join(find_misfits(spec_of(inputs), interface_of(*items, **bounds)))
 
 
@@ -75,9 +70,9 @@ def test_a_spec_and_a_model_of_a_megabyte_make_no_message_of_gigabytes(inputs):
     long = {key: key * 300_000 for key in "abN"}
     items = [TensorSpec(long[key], "float32", (long["N"],)) for key in "ab"]
     spec = spec_of({long[key]: declared for key, declared in inputs.items()})
-    errors: list[SpecError] = []
+    errors = []
 
-    def refuse() -> None:
+    def refuse():
         with pytest.raises(SpecError) as caught:
             require_fit(spec, interface_of(*items))
         errors.append(caught.value)
@@ -222,7 +217,7 @@ def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(model, given_
     if find_misfits(spec, interface):
         return
     for chosen in shape_sets(spec, interface):
-        symbols: dict[str, int] = {}
+        symbols = {}
         for item in interface.inputs:
             size = chosen[item.name]
             if item.shape is None:
@@ -234,7 +229,7 @@ def test_shapes_of_a_spec_that_fits_are_complete_and_fit_the_model(model, given_
                 )
 
 
-def sample_problems(folder: Path, *items: TensorSpec) -> str:
+def sample_problems(folder, *items):
     spec = spec_of({}, samples="samples/*.npz").located_in(folder)
     return "\n".join(check_sample_files(spec, interface_of(*items)))
 
@@ -308,7 +303,7 @@ def test_samples_that_are_absent_or_unreadable_are_told(tmp_path):
 # -- which files a spec's globs find
 
 
-def spec_with(folder: Path, glob: str) -> ModelSpec:
+def spec_with(folder, glob):
     path = folder / "net.yaml"
     path.write_text(f"name: net\nsource: {{path: resnet50.onnx}}\nsamples: '{glob}'\n")
     return read_spec(path)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.fakes import FileServer, Server, serve
@@ -27,7 +26,7 @@ class Repository:
     private: bool = False
     gated: bool = False
 
-    def commit(self, files: Files, *, branch: str = "main") -> str:
+    def commit(self, files, *, branch="main"):
         """Adds a commit, moves a branch to it, and returns its number."""
         number = hashlib.sha1(f"{len(self.commits)}{sorted(files)}".encode()).hexdigest()
         self.commits[number] = files
@@ -51,7 +50,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     unavailable: list[str] = field(default_factory=list)
 
-    def add(self, name: str, files: Files, **options: Any) -> Repository:
+    def add(self, name, files, **options):
         """Adds a repository with one commit on `main`."""
         repository = self.repositories[name] = Repository(**options)
         repository.commit(files)
@@ -59,7 +58,7 @@ class Hub:
 
 
 class _Refused(Exception):
-    def __init__(self, status: int, code: str) -> None:
+    def __init__(self, status, code):
         super().__init__(code)
         self.status, self.code = status, code
 
@@ -70,7 +69,7 @@ class HubHandler(BaseHTTPRequestHandler):
     hub: Hub
     timeout = 60.0
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if "/resolve/" not in self.path:  # what the client asks for by itself
             self._send(404, b"", {})
             return
@@ -86,10 +85,10 @@ class HubHandler(BaseHTTPRequestHandler):
         except _Refused as refusal:
             self._send(refusal.status, b"{}", {"X-Error-Code": refusal.code})
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.do_GET()
 
-    def _answer(self, name: str, revision: str, path: str, token: str | None) -> None:
+    def _answer(self, name, revision, path, token):
         repository = self.hub.repositories.get(name)
         if repository is None or (repository.private and token != TOKEN):
             # The Hub does not tell strangers what there is.
@@ -111,7 +110,7 @@ class HubHandler(BaseHTTPRequestHandler):
         headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
         self._send(302, b"", {**headers, "Location": f"{self.hub.store.url}/{digest}?Signature=secret"})
 
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def _send(self, status, body, headers):
         self.send_response(status)
         for key, text in headers.items():
             self.send_header(key, text)
@@ -120,12 +119,12 @@ class HubHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
 
 @contextmanager
-def serve_hub() -> Iterator[Hub]:
+def serve_hub():
     """Runs a Hub and the store behind it on free ports until the block ends."""
     with serve() as store:
         hub = Hub(store)

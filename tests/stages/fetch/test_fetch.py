@@ -1,15 +1,11 @@
 """What fetch lets through is a whole model that ONNX Runtime takes; anything else is told clearly."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -42,19 +38,19 @@ def _own_caches(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def plan_of(folder: Path, source: Mapping[str, Any], **fields: Any) -> Plan:
+def plan_of(folder, source, **fields):
     spec = ModelSpec.model_validate({"name": "m", "source": source, **fields})
     return Plan(spec.located_in(folder), ("cpu",))
 
 
-def fetch(plan: Plan, folder: Path, say: Callable[[str], None] = lambda line: None) -> FetchResult:
+def fetch(plan, folder, say=lambda line: None):
     folder.mkdir(exist_ok=True)
     context = Context(plan, None, {}, folder, say=say, key=key(plan))
     result = STAGE.run(context)
     return decode(FetchResult, result)
 
 
-def key(plan: Plan) -> Mapping[str, Any]:
+def key(plan):
     return STAGE.key(plan, None)
 
 
@@ -125,7 +121,7 @@ def test_an_older_model_that_replaces_a_classifier_changes_the_key(tmp_path):
     assert key(plan) != before
 
 
-def refusal(tmp_path: Path, **fields: Any) -> str:
+def refusal(tmp_path, **fields):
     source = fields.pop("source", {"path": "m.onnx"})
     with pytest.raises((SourceError, SpecError)) as caught:
         fetch(plan_of(tmp_path, source, **fields), tmp_path / "got")
@@ -163,13 +159,13 @@ def test_a_wrong_digest_is_told_and_a_right_one_passes(tmp_path):
 
 def test_a_spec_that_does_not_fit_is_told_before_weights_are_fetched(tmp_path):
     models.write_external_model(models.matmul_net(), tmp_path / "m.onnx")
-    said: list[str] = []
+    said = []
     with pytest.raises(SpecError, match=r"inputs\.x\.shapes: missing"):
         fetch(plan_of(tmp_path, {"path": "m.onnx"}), tmp_path / "got", said.append)
     assert said == [f"fetching {tmp_path / 'm.onnx'}"]
 
 
-def external_model(tmp_path: Path, location: str = "w.bin") -> Path:
+def external_model(tmp_path, location="w.bin"):
     """Writes a model, and its weights as `w.bin`, that claims that they are at `location`."""
     model = models.matmul_net()
     models.write_external_model(model, tmp_path / "m.onnx", location="w.bin")
@@ -222,7 +218,7 @@ def test_a_bundle_never_mixes_the_files_of_two_exports(tmp_path, replaced, befor
     model.producer_version = "2"
     models.write_model(model, tmp_path / "new/m.onnx")
 
-    def replace(line: str) -> None:
+    def replace(line):
         if line.startswith(before):
             (tmp_path / "new" / replaced).replace(tmp_path / "src" / replaced)
 
@@ -352,7 +348,7 @@ def test_a_local_file_that_changes_while_it_is_read_is_refused(tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(bytes(1000))
 
-    def change(_: float) -> None:
+    def change(_):
         wait_for_a_tick(path)
         path.write_bytes(b"1" * 1000)
 

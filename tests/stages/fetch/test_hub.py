@@ -1,15 +1,12 @@
 """A model of the Hub comes from one commit with all that belongs to it, and again when its branch moved."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ortprep.build.execution import Task, build_tasks, run_task, why_stale
+from ortprep.build.execution import build_tasks, run_task, why_stale
 from ortprep.build.receipts import read_receipt
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import DigestCache, digest_bytes
@@ -50,22 +47,20 @@ def hub(tmp_path, monkeypatch, stack):
     return hub
 
 
-def task_of(folder: Path, url: str, **fields: Any) -> Task:
+def task_of(folder, url, **fields):
     spec = ModelSpec.model_validate({"name": "m", "source": {"url": url}, **fields})
     plan = Plan(spec.located_in(folder), ("cpu",))
     return build_tasks(plan, (STAGE,), folder / "artifacts")[0]
 
 
-def run(task: Task) -> FetchResult:
+def run(task):
     run_task(task, cache=DigestCache(), say=lambda _: None)
     receipt = read_receipt(task.receipt)
-    assert receipt is not None
     return decode(FetchResult, receipt.result)
 
 
-def key_of(task: Task) -> dict[str, Any]:
+def key_of(task):
     receipt = read_receipt(task.receipt)
-    assert receipt is not None
     return dict(receipt.key["source"])
 
 
@@ -146,7 +141,7 @@ def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub, tmp_
     repository = hub.add("o/r", {"m.onnx": MODEL})
     task = task_of(tmp_path, "hf://o/r/m.onnx")
 
-    def move_branch(_: str) -> None:
+    def move_branch(_):
         repository.commit({"m.onnx": OTHER})
 
     run_task(task, cache=DigestCache(), say=move_branch)

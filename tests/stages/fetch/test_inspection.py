@@ -1,13 +1,9 @@
 """What is said of a model is what is in it, and what is no model is told as such."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortprep.bundle.loader_config import TensorSpec
-from ortprep.bundle.model_facts import ModelFacts
 from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildTimeoutError, SourceError
 from ortprep.init.graph_facts import find_highest
@@ -27,7 +22,7 @@ from tests import builders as models
 Build = Callable[[], onnx.ModelProto]
 
 
-def inspect(model: onnx.ModelProto, folder: Path) -> ModelFacts:
+def inspect(model, folder):
     """Inspects in this process, which has imported onnx anyway."""
     path = models.write_model(model, folder / "m.onnx")
     return inspect_model((str(path), "m"))
@@ -159,7 +154,7 @@ def test_weights_are_never_in_memory(tmp_path):
     assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
 
 
-def gather_net(nodes: list[onnx.NodeProto], *tables: TensorProto, rank: int = 1) -> onnx.GraphProto:
+def gather_net(nodes, *tables, rank=1):
     return models.build_model(
         nodes,
         inputs=[models.value("ids", TensorProto.INT64, ["n"] * rank)],
@@ -172,11 +167,11 @@ TABLE = models.tensor("table", np.zeros((7, 5), np.float32))
 SMALL = models.tensor("small", np.zeros((3, 4), np.float32))
 
 
-def node(operator: str, inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
+def node(operator, inputs, output="y", **attributes):
     return helper.make_node(operator, inputs.split(), [output], **attributes)
 
 
-BOUNDS: list[tuple[list[onnx.NodeProto], int | None]] = [
+BOUNDS = [
     ([node("Gather", "table ids")], 7),
     ([node("Gather", "table ids", axis=1)], 5),
     ([node("Gather", "table ids", axis=-1)], 5),
@@ -216,7 +211,7 @@ def test_an_index_used_in_a_branch_is_bounded_too():
     assert find_index_bounds(gather_net([choice], TABLE)) == {"ids": 7}
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
+def peak_bytes(call):
     tracemalloc.start()
     try:
         call()

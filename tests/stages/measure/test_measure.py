@@ -1,12 +1,8 @@
 """What is measured in fresh processes, and what ships of it."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +12,11 @@ from hypothesis import strategies as st
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
-from ortprep.bundle.manifest import Decision, SourceRecord
+from ortprep.bundle.manifest import SourceRecord
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.answers import Answers
-from ortprep.children.probe import ProbeRequest, ProbeResult
+from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError, StageError
 from ortprep.measuring.comparison import is_below
 from ortprep.measuring.shipped import DEFAULT, FIRST
@@ -34,7 +30,6 @@ from ortprep.stages.measure import stage
 from ortprep.stages.measure.decision import decide, decide_fallback, with_common_start
 from ortprep.stages.measure.stage import MeasureStage
 from ortprep.stages.verify.reference import ReferenceAnswers, write_reference
-from ortprep.tuning.objective import Objective
 from tests.builders import conv_net
 from tests.tuning.builders import per_load
 
@@ -53,18 +48,18 @@ def private_locks(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def fetch_result() -> FetchResult:
+def fetch_result():
     source = SourceRecord("path", "net.onnx", "", (), {}, 8, {}, 0)
     return FetchResult("net.onnx", source, ModelInterface((), (), {}, external=False))
 
 
-def optimize_result() -> PreparedResult:
+def optimize_result():
     options, needs = SessionOptionsRecord("ORT_DISABLE_ALL"), Requirements(VersionRange("1.23"), (CPU,))
     variant = Variant("cpu", "cpu", "net_optimized.onnx", (), options, PROVIDERS, needs)
     return PreparedResult(variant, "all", (), "1.31.1")
 
 
-def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
+def build_context(tmp_path, *, spec=SPEC):
     """Lays out what the earlier stages leave, with graphs that ONNX Runtime itself wrote."""
     folders = {name: tmp_path / name for name in ("fetch", "cpu", "portable", "verify", "out")}
     for folder in folders.values():
@@ -78,7 +73,7 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
     write_tensors(sample, {"image": np.random.default_rng(0).random((2, 3, 16, 16), np.float32)})
     samples = (Sample(str(sample), "image=[2, 3, 16, 16]", 1536),)
     write_reference(folders["verify"], ReferenceAnswers(samples, Answers((), (), ((),)), ()))
-    said: list[str] = []
+    said = []
     return Context(
         plan=Plan(spec, ("cpu",)),
         variant="cpu",
@@ -94,12 +89,11 @@ def build_context(tmp_path: Path, *, spec: ModelSpec = SPEC) -> Context:
     )
 
 
-def said(context: Context) -> list[str]:
-    lines: list[str] = context.say.__self__  # type: ignore[attr-defined]
-    return lines
+def said(context):
+    return context.say.__self__
 
 
-def measured(context: Context) -> tuple[Mapping[str, Any], MeasureResult]:
+def measured(context):
     result = MeasureStage().run(context)
     return result, decode(MeasureResult, result)
 
@@ -154,29 +148,21 @@ STEADY = (18.1, 18.0, 18.3, 18.0, 18.2)
 OBJECTIVE = per_load(1000)
 
 
-def samples(
-    first: tuple[float, ...], steady: tuple[float, ...] = STEADY, *, private_mb: float = 100.0
-) -> tuple[ProbeResult, ...]:
+def samples(first, steady=STEADY, *, private_mb=100.0):
     return tuple(
         ProbeResult(one, 0.8 * one, 0.2 * one, other, private_mb, 2 * private_mb)
         for one, other in zip(first, steady, strict=True)
     )
 
 
-def scaled(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
+def scaled(values, factor):
     return tuple(value * factor for value in values)
 
 
 Rounds = tuple[ProbeResult, ...]
 
 
-def decided(
-    prepared: Rounds,
-    *,
-    default: Rounds | None = None,
-    portable: Rounds | None = None,
-    objective: Objective = OBJECTIVE,
-) -> Decision:
+def decided(prepared, *, default=None, portable=None, objective=OBJECTIVE):
     """Returns what ships; the default is what was measured, unless another one is given."""
     plans = {DEFAULT: default or samples(DEFAULT_FIRST), "prepared": prepared}
     if portable is not None:
@@ -220,7 +206,6 @@ def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_t
         (scaled(DEFAULT_FIRST, 0.7), STEADY, "portable"),
     ):
         fallback = decide_fallback({**plans, "portable": samples(first, steady)}, objective=OBJECTIVE)
-        assert fallback is not None
         assert fallback.shipped == shipped
     assert decide_fallback(plans, objective=OBJECTIVE) is None
 
@@ -228,7 +213,6 @@ def test_the_fallback_is_the_source_unless_the_portable_graph_is_better_beyond_t
 def test_a_limit_of_the_target_s_plan_does_not_choose_the_fallback():
     plans = dict.fromkeys((DEFAULT, "portable"), samples(DEFAULT_FIRST, private_mb=300.0))
     fallback = decide_fallback(plans, objective=per_load(1000, max_private_mb=200.0))
-    assert fallback is not None
     assert fallback.shipped == DEFAULT
 
 
@@ -271,11 +255,11 @@ def test_a_failed_candidate_is_passed_over_and_without_a_default_nothing_is_clai
 def test_no_plan_ships_that_truly_costs_more_than_the_default_or_runs_longer(first, steady, runs, seed):
     chance, objective = random.Random(seed), per_load(runs)
 
-    def rounds_of(first_ms: float, steady_ms: float) -> tuple[ProbeResult, ...]:
+    def rounds_of(first_ms, steady_ms):
         figures = [(first_ms * noise(), steady_ms * noise()) for _ in range(7)]
         return samples(*(tuple(column) for column in zip(*figures, strict=True)))
 
-    def noise() -> float:
+    def noise():
         return math.exp(chance.gauss(0, 0.02))
 
     plans = {DEFAULT: rounds_of(230, 18), "prepared": rounds_of(230 * first, 18 * steady)}
@@ -303,7 +287,7 @@ def test_a_plan_beyond_a_limit_gives_way_to_one_that_keeps_it():
 
 @pytest.mark.parametrize("fork_ms", [1.0, 2.0, None])
 def test_runs_of_a_forked_worker_that_are_slower_or_fail_are_told(tmp_path, monkeypatch, fork_ms):
-    def measure(request: ProbeRequest, **_: object) -> ProbeResult:
+    def measure(request, **_):
         if request.forked and fork_ms is None:
             raise ChildError("it died")
         return ProbeResult(100.0, 10.0, 5.0, fork_ms if request.forked else 1.0, 9.0, 9.0)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from ortprep.bundle.loader_config import (
     Golden,
     LoaderConfig,
     Tolerance,
-    Variant,
     write_loader_config,
 )
 from ortprep.bundle.manifest import SourceRecord
@@ -75,7 +73,7 @@ class Prepared:
     expected: Any
 
 
-def prepare(root: Path, *, channels: int) -> Prepared:
+def prepare(root, *, channels):
     bundle = root / "bundle"
     variants, model = [], models.conv_net(channels=channels)
     for name in ("cpu", "portable"):
@@ -97,7 +95,7 @@ def prepare(root: Path, *, channels: int) -> Prepared:
     return Prepared(bundle, root / "image.npy", answers[0])
 
 
-def make_variant(bundle: Path, name: str, result: PreparedResult) -> Variant:
+def make_variant(bundle, name, result):
     files = sorted(path for path in (bundle / name).iterdir())
     return result.variant._replace(
         model=f"{name}/{result.variant.model}",
@@ -105,13 +103,11 @@ def make_variant(bundle: Path, name: str, result: PreparedResult) -> Variant:
     )
 
 
-def make_entry(bundle: Path, path: str) -> FileEntry:
+def make_entry(bundle, path):
     return FileEntry(path, (bundle / path).stat().st_size, digest_file(bundle / path))
 
 
-def run_elsewhere(
-    prepared: Prepared, command: Sequence[str], *, packages: Path | None = None
-) -> dict[str, Any]:
+def run_elsewhere(prepared, command, *, packages=None):
     """Loads and runs the bundle in another process, and returns what `RUN` prints.
 
     Args:
@@ -129,11 +125,10 @@ def run_elsewhere(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return json.loads(done.stdout)
 
 
-def assert_falls_back(prepared: Prepared, answer: dict[str, Any], *, reason: str) -> None:
+def assert_falls_back(prepared, answer, *, reason):
     """Fails unless the fallback was loaded, said once, optimised in full, and answered correctly."""
     assert answer["variant"] == "portable"
     (warning,) = answer["warnings"]
@@ -146,19 +141,19 @@ def assert_falls_back(prepared: Prepared, answer: dict[str, Any], *, reason: str
 class Build:
     """A fetched model, and what optimising it comes to."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.source = root / "fetch"
         self.folder = root / "optimize"
-        self.said: list[str] = []
+        self.said = []
 
-    def optimize(self, variant: str = "cpu", **spec: Any) -> PreparedResult:
+    def optimize(self, variant="cpu", **spec):
         context = self.context(variant, spec)
         self.folder.mkdir()
         stage = OptimizeStage()
         result = stage.run(context)
         return decode(PreparedResult, json.loads(json.dumps(result, allow_nan=False)))
 
-    def context(self, variant: str, spec: Mapping[str, Any]) -> Context:
+    def context(self, variant, spec):
         model = ModelSpec.model_validate({"name": "net", "source": {"path": "model.onnx"}, **spec})
         return Context(
             plan=Plan(model.located_in(self.source), ("cpu",)),
@@ -168,7 +163,7 @@ class Build:
             say=self.said.append,
         )
 
-    def fetched(self) -> FetchResult:
+    def fetched(self):
         found = inspect_model((str(self.source / "model.onnx"), "net"))
         record = SourceRecord(
             kind="path",
@@ -186,5 +181,5 @@ class Build:
         )
         return FetchResult("model.onnx", record, found.interface)
 
-    def files(self) -> set[str]:
+    def files(self):
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}

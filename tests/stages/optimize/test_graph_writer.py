@@ -1,10 +1,5 @@
 """Laws of a written graph: repairs keep what it computes, and what a load does not show is found."""
 
-from __future__ import annotations
-
-from collections.abc import Collection
-
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -16,13 +11,13 @@ from ortprep.stages.optimize.graph_writer import (
 from tests import builders as models
 
 
-def net(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+def net(*nodes):
     """Returns a model `y = Relu(x)`, and what else is given."""
     x, y = (models.value(name, TensorProto.FLOAT, [2, 4]) for name in "xy")
     return models.build_model([helper.make_node("Relu", ["x"], ["y"]), *nodes], inputs=[x], outputs=[y])
 
 
-def found(model: onnx.ModelProto, operators: Collection[str] = ()) -> list[str]:
+def found(model, operators=()):
     return [line.partition(":")[0] for line in find_unportable(model, operators)]
 
 
@@ -59,7 +54,7 @@ def test_operators_are_found_at_any_depth_of_subgraphs():
 ON_DEVICE = "_CUDAExecutionProvider"
 
 
-def add_copies(model: onnx.ModelProto) -> onnx.ModelProto:
+def add_copies(model):
     """Does to `two_inputs` what a session on CUDA would: `left` goes up, the sum comes down."""
     add, matmul = model.graph.node
     add.input[0] += ON_DEVICE

@@ -1,20 +1,16 @@
 """Whatever the model, optimising ends in files that load and run, or in an error that says why not."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import signal
 import sys
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from ortprep.bundle.loader_config import VersionRange
-from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.child import Reply, run_child
+from ortprep.children.child import run_child
 from ortprep.errors import ChildError, ChildKilledError, LoadError, SpecError, StageError
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.machine.hardware import read_hardware
@@ -30,15 +26,15 @@ def build(tmp_path):
     return Build(tmp_path)
 
 
-def write(build: Build, model: onnx.ModelProto) -> None:
+def write(build, model):
     models.write_model(model, build.source / "model.onnx")
 
 
-def shapes(name: str, *dims: int) -> dict[str, Any]:
+def shapes(name, *dims):
     return {"inputs": {name: {"shapes": [list(dims)]}}}
 
 
-def level_of(plan: SessionPlan | None) -> str | None:
+def level_of(plan):
     return None if plan is None else plan.session_options.graph_optimization_level
 
 
@@ -83,7 +79,7 @@ def test_f11_a_source_with_operators_of_onnx_runtime_has_a_portable_variant_all_
 def nothing_written(monkeypatch):
     """Has every session that writes a graph refused, so that the source is left."""
 
-    def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
+    def run(function, request, **options):
         if isinstance(request, SaveRequest) and request.plan is not None:
             raise LoadError("refused")
         return run_child(function, request, **options)
@@ -114,7 +110,7 @@ def test_without_a_written_graph_that_holds_the_source_is_taken(build, nothing_w
 def test_a_step_that_fails_is_recorded_and_the_next_one_runs(build, monkeypatch, failure):
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
+    def run(function, request, **options):
         if isinstance(request, SaveRequest) and level_of(request.plan) == "ORT_ENABLE_ALL":
             (build.folder / ".attempt" / "net_optimized.onnx").touch()
             raise failure
@@ -131,7 +127,7 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(build, monkeypatch,
 def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(build, monkeypatch):
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
+    def run(function, request, **options):
         if function is optimize.reload and level_of(request[0]) == "ORT_ENABLE_ALL":
             raise LoadError("refused")
         return run_child(function, request, **options)
@@ -146,7 +142,7 @@ def test_a_portable_graph_that_full_optimisation_breaks_is_loaded_without(build,
 def test_a_step_killed_from_outside_fails_the_build_instead_of_optimising_less(build, monkeypatch):
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: SaveRequest, **options: Any) -> Reply[Any]:
+    def run(function, request, **options):
         return run_child(fakes.kill_itself, {"signal": int(signal.SIGKILL)})
 
     monkeypatch.setattr(optimize, "run_child", run)
@@ -173,7 +169,7 @@ def test_a_disk_without_room_is_an_error_and_no_reason_to_optimise_less(build):
 def test_a_file_that_does_not_load_again_is_not_taken(build, monkeypatch):
     write(build, models.zero_inputs())
 
-    def run(function: Any, request: Any, **options: Any) -> Reply[Any]:
+    def run(function, request, **options):
         reply = run_child(function, request, **options)
         if isinstance(request, SaveRequest):
             request.model.write_bytes(request.model.read_bytes()[:40])

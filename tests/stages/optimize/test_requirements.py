@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,16 +31,14 @@ BLOCKED = ("", "com.microsoft.nchwc")
 PLAIN, ON_CPU = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord("CPUExecutionProvider"),)
 
 
-def saved(*domains: str, opset: int = 17, ir_version: int = 8, onnxruntime: str = "1.31.1") -> SaveResult:
+def saved(*domains, opset=17, ir_version=8, onnxruntime="1.31.1"):
     operators = {f"{domain}.Relu" if domain else "Relu": 1 for domain in domains}
     interface = ModelInterface((), (), {}, external=False)
     facts = ModelFacts(interface, {"": opset}, ir_version, operators, 0, {})
     return SaveResult(facts, (), onnxruntime)
 
 
-def derive(
-    hardware: Hardware, domains: tuple[str, ...] = ("",), *, device_id: int | None = None
-) -> Requirements:
+def derive(hardware, domains=("",), *, device_id=None):
     gpu = (ProviderRecord("CUDAExecutionProvider", {"device_id": str(device_id)}),)
     providers = ON_CPU if device_id is None else gpu
     return derive_requirements(saved(*domains), PLAIN, providers, portable=False, hardware=hardware)

@@ -1,9 +1,6 @@
 """Which variants a finished bundle has, and in which order jobs prefer them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,18 +35,16 @@ from tests.tuning.builders import per_load
 ONE_RUN = per_load(1)
 
 
-def exactly(value: float) -> Samples:
+def exactly(value):
     return Samples((value,) * 3)
 
 
-def figures(plan: str, first_result_ms: float) -> PlanFigures:
+def figures(plan, first_result_ms):
     cost = exactly(first_result_ms)
     return PlanFigures(plan, cost, cost, cost, exactly(1.0), cost, cost)
 
 
-def variant(
-    name: str, *, shipped: str = PREPARED, parent: str | None = None, **costs: float
-) -> PreparedVariant:
+def variant(name, *, shipped=PREPARED, parent=None, **costs):
     plans = tuple(figures(plan, cost) for plan, cost in costs.items())
     measurements = (MeasurementRecord("warm", 3, "x=[1]", plans),) if costs else ()
     decision = Decision(shipped, reason="") if costs else None
@@ -60,11 +55,11 @@ def variant(
     return PreparedVariant(plan, nothing, nothing, record)
 
 
-def order(*variants: PreparedVariant, targets: tuple[str, ...] = ("cpu",)) -> list[str]:
+def order(*variants, targets=("cpu",)):
     return [one.plan.name for one in order_variants(variants, targets, ONE_RUN)]
 
 
-def converted(name: str, ratio: float, parent: str = "cpu") -> PreparedVariant:
+def converted(name, ratio, parent="cpu"):
     return variant(name, parent=parent, prepared=100 * ratio, unconverted=100)
 
 
@@ -129,23 +124,23 @@ PRECISIONS = {"cpu-int8": "int8", "cpu-fp16": "fp16", "cpu-int4": "int4", "cpu":
 class FirstVariantJudge:
     """An application whose session is of the bundle's first listed_variant, as a drop-in session is."""
 
-    def __init__(self, *_arguments: object) -> None:
+    def __init__(self, *_arguments):
         pass
 
-    def judge(self, bundle: Path, listed_variant: str, **_options: object) -> ApplicationVerdict:
+    def judge(self, bundle, listed_variant, **_options):
         if read_loader_config(bundle).variants[0].name != listed_variant:
             raise StageError("the application did not use the converted model")
         agreement = 0.5 if listed_variant == "cpu-int4" else 1.0
         return ApplicationVerdict("app.py", "stdout", agreement, 1.0, lines=4, equal=round(4 * agreement))
 
 
-def prepared(name: str) -> PreparedVariant:
+def prepared(name):
     conversion = ConversionRecord(PRECISIONS[name], PRECISIONS[name])
     record = replace(VariantRecord(name, "cpu", "all", (), NOTHING, (), None), conversion=conversion)
     return PreparedVariant(VariantPlan(name, "cpu", PRECISIONS[name]), NOTHING, NOTHING, record)
 
 
-def listed_variant(name: str) -> Variant:
+def listed_variant(name):
     file = FileEntry(f"{name}/m.onnx", 0, "sha256:" + "0" * 64)
     needs = Requirements(VersionRange("1.23"), (CPU,))
     options, providers = SessionOptionsRecord("ORT_DISABLE_ALL"), (ProviderRecord(CPU),)

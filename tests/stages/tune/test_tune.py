@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from ortprep.children.answers import Answer, Answers
 from ortprep.errors import PipelineError
 from ortprep.runtime.loading.session import CPU, build_session, default_plan
 from ortprep.spec.models import ModelSpec
-from ortprep.stages.core.contract import Context, Plan, TaskId
+from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.graph_walk import walk_operators
 from ortprep.stages.core.samples import Sample
 from ortprep.stages.fetch.inspection import has_1d_convolutions
@@ -25,13 +21,13 @@ from tests import builders as models
 from tests.stages.optimize.builders import Build
 
 
-def spec(**sections: Any) -> ModelSpec:
+def spec(**sections):
     return ModelSpec.model_validate(
         {"name": "net", "source": {"path": "model.onnx"}, "targets": ["cpu"], **sections}
     )
 
 
-def plan(**sections: Any) -> Plan:
+def plan(**sections):
     return Plan(spec(**sections), ("cpu",))
 
 
@@ -86,11 +82,11 @@ def context(optimized, tmp_path):
     return context_in(optimized, tmp_path)
 
 
-def context_in(optimized: Build, folder: Path) -> Context:
+def context_in(optimized, folder):
     return dataclasses.replace(optimized.context("cpu", {}), folder=folder)
 
 
-def artefacts_of(optimized: Build, context: Context) -> Artefacts:
+def artefacts_of(optimized, context):
     return Artefacts(context, optimized.folder, context.folder / "forms")
 
 

@@ -1,12 +1,9 @@
 """Verification lets no wrong answer through, and says which one it was."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_type_hints
 from unittest import mock
 
@@ -51,30 +48,28 @@ Options = Mapping[str, Any]
 class Build:
     """A source and a candidate on disk, and what verifying one against the other comes to."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
-        self.said: list[str] = []
+        self.said = []
         self.folder = root / "verify"
 
-    def verify(
-        self, source: onnx.ModelProto, candidate: onnx.ModelProto | None = None, **spec: Any
-    ) -> VerifyResult:
+    def verify(self, source, candidate=None, **spec):
         models.write_external_model(source, self.root / "fetch" / "model.onnx")
         if candidate is not None:
             models.write_external_model(candidate, self.candidate)
         return self.verify_files(source, **spec)
 
     @property
-    def candidate(self) -> Path:
+    def candidate(self):
         return self.root / "optimize" / "model.onnx"
 
-    def verify_files(self, source: onnx.ModelProto, *, step: str = "all", **spec: Any) -> VerifyResult:
+    def verify_files(self, source, *, step="all", **spec):
         if not self.candidate.exists():
             models.write_external_model(source, self.candidate)
         self.folder.mkdir()
         return self._run(self._context(source, step, spec))
 
-    def verify_portable(self, source: onnx.ModelProto, **spec: Any) -> VerifyResult:
+    def verify_portable(self, source, **spec):
         """Verifies the same file as the portable variant, as the graph would afterwards."""
         moved = self.folder.rename(self.root / "verify-cpu")
         folder = self.root / "verify-portable"
@@ -88,11 +83,11 @@ class Build:
         assert upstream.keys() == set(VerifyStage().requires(context.plan, "portable"))
         return self._run(replace(context, variant="portable", upstream=upstream, folder=folder))
 
-    def _run(self, context: Context) -> VerifyResult:
+    def _run(self, context):
         result = VerifyStage().run(context)
         return decode(VerifyResult, json.loads(json.dumps(result, allow_nan=False)))
 
-    def _context(self, source: onnx.ModelProto, step: str, spec: Options) -> Context:
+    def _context(self, source, step, spec):
         model = ModelSpec.model_validate({"name": "m", "source": {"path": "model.onnx"}, **spec})
         fetched = FetchResult(
             "model.onnx", SourceRecord("path", "", "", (), {}, 8, {}, 0), interface_of(source)
@@ -128,7 +123,7 @@ def build(tmp_path, monkeypatch):
     return Build(tmp_path)
 
 
-def run_here(function: Callable[[Any], Any], request: Any, **_: object) -> Reply[Any]:
+def run_here(function, request, **_):
     kinds = get_type_hints(function)
     answer, (request_kind, *_) = kinds.pop("return"), kinds.values()
     value = function(decode(request_kind, json.loads(json.dumps(encode(request)))))
@@ -136,8 +131,8 @@ def run_here(function: Callable[[Any], Any], request: Any, **_: object) -> Reply
     return Reply(reply, started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
 
 
-def interface_of(model: onnx.ModelProto) -> ModelInterface:
-    def describe(value: onnx.ValueInfoProto) -> TensorSpec:
+def interface_of(model):
+    def describe(value):
         kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
         dims = value.type.tensor_type.shape.dim
         shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in dims)
@@ -147,11 +142,11 @@ def interface_of(model: onnx.ModelProto) -> ModelInterface:
     return ModelInterface(inputs, outputs, {"ids": 11}, external=True)
 
 
-IMAGE: Options = {"inputs": {"image": {"shapes": [[2, 3, 16, 16], [1, 3, 16, 16]]}}}
-LEFT: Options = {"inputs": {"left": {"shapes": [[2, 4], [3, 4]]}}}
+IMAGE = {"inputs": {"image": {"shapes": [[2, 3, 16, 16], [1, 3, 16, 16]]}}}
+LEFT = {"inputs": {"left": {"shapes": [[2, 4], [3, 4]]}}}
 
 
-def changed(model: onnx.ModelProto, edit: Callable[[onnx.GraphProto], object]) -> onnx.ModelProto:
+def changed(model, edit):
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     edit(copy.graph)
@@ -212,13 +207,13 @@ def test_one_perturbed_weight_fails_with_the_element_located(build):
     assert not list(build.folder.glob("answers*"))
 
 
-def to_half(graph: onnx.GraphProto) -> None:
+def to_half(graph):
     graph.node.append(onnx.helper.make_node("Cast", ["second"], ["half"], to=onnx.TensorProto.FLOAT16))
     graph.output[1].CopyFrom(models.value("half", onnx.TensorProto.FLOAT16, ["batch", 3]))
     rename(graph, {"second": "inner", "half": "second"})
 
 
-WRONG: dict[str, tuple[Callable[[onnx.GraphProto], object], str]] = {
+WRONG = {
     "NaN in a weight": (
         lambda graph: set_weight(graph.initializer[1], np.nan),
         r"output 'second'.*NaN mask.*1 of 2 outputs \(second\)",
@@ -310,7 +305,7 @@ def test_the_users_samples_are_used_and_missing_shapes_are_seeded(build):
 
 @pytest.mark.attack
 def test_answers_to_other_samples_than_those_of_the_key_are_no_reference(build, monkeypatch):
-    def replace_sample_and_make(spec: ModelSpec, *rest: Any) -> Any:
+    def replace_sample_and_make(spec, *rest):
         write_tensors(build.root / "new", {name: np.ones((3, 4), np.float32) for name in ("left", "right")})
         (build.root / "new").replace(build.root / "real.npz")
         return samples.make_samples(spec, *rest)
@@ -379,7 +374,7 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_f
         )
 
 
-def two_outputs() -> onnx.ModelProto:
+def two_outputs():
     """`first` = left · a, `second` = left · b."""
     rng = np.random.default_rng(0)
     return models.build_model(
@@ -393,17 +388,17 @@ def two_outputs() -> onnx.ModelProto:
     )
 
 
-def set_weight(tensor: onnx.TensorProto, value: float) -> None:
+def set_weight(tensor, value):
     values = onnx.numpy_helper.to_array(tensor).copy()
     values.flat[0] = value
     tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
 
 
-def set_weights(tensor: onnx.TensorProto, factor: float) -> None:
+def set_weights(tensor, factor):
     tensor.CopyFrom(models.tensor(tensor.name, onnx.numpy_helper.to_array(tensor) * np.float32(factor)))
 
 
-def normalized_conv() -> onnx.ModelProto:
+def normalized_conv():
     """Convolution and batch normalisation: optimisation folds them, so its sums are rounded otherwise."""
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 3, 3, 3), np.float32)}
@@ -419,7 +414,7 @@ def normalized_conv() -> onnx.ModelProto:
     )
 
 
-def optimise(source: Path, destination: Path) -> None:
+def optimise(source, destination):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(destination)
@@ -427,7 +422,7 @@ def optimise(source: Path, destination: Path) -> None:
     onnxruntime.InferenceSession(source, options, providers=[CPU])
 
 
-def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+def rename(graph, names):
     for node in graph.node:
         for field in (node.input, node.output):
             field[:] = [names.get(name, name) for name in field]
