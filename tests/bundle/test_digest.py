@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle import digest as digest_module
-from ortprep.bundle.digest import DigestCache, digest_bytes, digest_file, is_digest
+from ortprep.bundle.digest import DigestCache, digest_blocks, digest_bytes, digest_file, is_digest
 from ortprep.bundle.file_memory import (
     cache_folder,
     is_protected,
@@ -104,6 +104,33 @@ def test_hashing_ends_when_it_is_told_to(file):
 
     with pytest.raises(TimeoutError):
         digest_file(file, between_blocks=stop)
+
+
+@given(size=st.integers(0, 70), threads=st.integers(1, 4))
+def test_the_digest_of_blocks_is_that_of_their_digests_in_order(tmp_path_factory, size, threads):
+    path = tmp_path_factory.mktemp("blocks") / "file"
+    data = bytes(range(size))
+    path.write_bytes(data)
+    digests = [hashlib.sha256(data[at : at + 16]).digest() for at in range(0, size, 16)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digest_module, "BLOCK_BYTES", 16)
+        patch.setattr(os, "sched_getaffinity", lambda _: range(threads))
+        assert digest_blocks(path) == digest_bytes(b"".join(digests))
+
+
+@pytest.mark.attack
+def test_the_digest_of_blocks_is_never_taken_for_that_of_the_file(cache, file):
+    time.sleep(0.05)  # old enough to be remembered
+    blocks = cache.digest_blocks(file)
+    assert cache.digest(file) == digest_bytes(b"content") != blocks
+    assert cache.digest_blocks(file) == blocks
+
+
+def test_a_file_that_shrinks_while_its_blocks_are_hashed_is_an_error(file, monkeypatch):
+    monkeypatch.setattr(digest_module, "BLOCK_BYTES", 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
+    with pytest.raises(OSError, match="fewer bytes"):
+        digest_blocks(file, between_blocks=lambda: os.truncate(file, 3))
 
 
 def test_hard_links_share_an_entry(cache, file):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortprep.bundle.digest import digest_file
+from ortprep.bundle.digest import BLOCK_BYTES, digest_blocks, digest_file
 from ortprep.bundle.loader_config import (
     FileEntry,
     FirstPhase,
@@ -155,7 +155,10 @@ def _write_variant(
 
 def entry(folder: Path, path: str) -> FileEntry:
     file = folder / path
-    return FileEntry(path, file.stat().st_size, digest_file(file))
+    size_bytes = file.stat().st_size
+    return FileEntry(
+        path, size_bytes, digest_file(file), digest_blocks(file) if size_bytes > BLOCK_BYTES else ""
+    )
 
 
 def write_record(folder: Path) -> None:

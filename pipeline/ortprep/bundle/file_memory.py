@@ -273,17 +273,20 @@ def write_entry(path: str | None, content: bytes) -> None:
         raise
 
 
-def read_digest(stamp: Stamp, folder: str | None) -> str | None:
-    """Returns the digest of a file, `sha256:<hex>`, that a folder has for its stamp; None if it has none."""
-    content = read_entry(entry_path(folder, stamp), max_bytes=_MAX_DIGEST_BYTES) or b""
+def read_digest(stamp: Stamp, folder: str | None, kind: str = "") -> str | None:
+    """Returns the digest of a file, `sha256:<hex>`, that a folder has for its stamp; None if it has none.
+
+    A file has one of each `kind`, which is part of the entry's name.
+    """
+    content = read_entry(entry_path(folder, stamp, kind), max_bytes=_MAX_DIGEST_BYTES) or b""
     *stamped, digest = content.decode("ascii", errors="replace").split() or [""]
     return digest if stamped == [str(value) for value in stamp[2:]] and is_digest(digest) else None
 
 
-def write_digest(stamp: Stamp, digest: str, folder: str | None) -> None:
+def write_digest(stamp: Stamp, digest: str, folder: str | None, kind: str = "") -> None:
     """Has `read_digest` return a digest; raises as `write_entry`."""
     fields = (*stamp[2:], digest)  # the rest of the stamp is in the entry's name
-    write_entry(entry_path(folder, stamp), " ".join(map(str, fields)).encode())
+    write_entry(entry_path(folder, stamp, kind), " ".join(map(str, fields)).encode())
 
 
 def digest_bytes(data: bytes) -> str:

@@ -15,7 +15,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import BundleError, IntegrityError
 from ortprep.versions import parse_version
 
-LOADER_SCHEMA_VERSION = "1.4"
+LOADER_SCHEMA_VERSION = "1.5"
 MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
@@ -43,11 +43,14 @@ class FileEntry(NamedTuple):
         path: Relative POSIX path below the bundle's folder.
         size_bytes: Its exact size.
         sha256: Its digest, `sha256:<hex>`.
+        blocks: Digest of the digests of its blocks, which a load compares, since several threads can compute
+            it at once (`digest_blocks`); "" for a file of one block.
     """
 
     path: str
     size_bytes: int
     sha256: str
+    blocks: str = ""
 
 
 class TensorSpec(NamedTuple):
@@ -338,10 +341,12 @@ def check_file_entries(entries: tuple[FileEntry, ...], *, name: str) -> None:
             raise IntegrityError(
                 f"path leaves its bundle: {entry.path!r} in {name}\n  expected a path as in a/b.onnx"
             )
-        if not is_digest(entry.sha256) or entry.size_bytes < 0:
+        digests = (entry.sha256, entry.blocks) if entry.blocks else (entry.sha256,)
+        if not all(map(is_digest, digests)) or entry.size_bytes < 0:
+            got = ", ".join(repr(digest[:80]) for digest in digests)
             raise IntegrityError(
                 f"bad digest or size for {entry.path!r} in {name}\n"
-                f"  expected sha256: and 64 digits, got {entry.sha256[:80]!r}, {entry.size_bytes} bytes"
+                f"  expected sha256: and 64 digits, got {got}, {entry.size_bytes} bytes"
             )
 
 

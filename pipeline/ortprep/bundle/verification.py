@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ortprep.bundle import LOADER_FILE, REQUIREMENTS_FILE
-from ortprep.bundle.digest import digest_file
+from ortprep.bundle.digest import BLOCK_BYTES, DigestCache, digest_file
 from ortprep.bundle.file_memory import StrPath
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, listed_files, read_loader_config
 from ortprep.bundle.paths import RECEIPT_FILES, is_model_path, resolve_inside, walk_folders
@@ -43,43 +43,66 @@ class FileDifference(NamedTuple):
         return f"{self.path}: {self.kind}: expected {self.expected}, got {self.got}"
 
 
-def describe_files(folder: Path, digest: Digester = digest_file) -> tuple[FileEntry, ...]:
+def describe_files(folder: Path) -> tuple[FileEntry, ...]:
     """Returns the record of every file below `folder`, in order of path.
 
     Raises:
         OSError: A file cannot be read.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(
-        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, digest(path)) for path in files
-    )
+    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in files)
 
 
-def compare_file(root: StrPath, entry: FileEntry, digest: Digester = digest_file) -> FileDifference | None:
-    """Compares one file with its record; `digest` may be a cache's. Raises if the path leaves the bundle."""
+def describe_file(path: Path, name: str) -> FileEntry:
+    """Returns the record of a file under a name; raises `OSError` if it cannot be read."""
+    cache, size_bytes = DigestCache(), path.stat().st_size
+    blocks = cache.digest_blocks(path) if size_bytes > BLOCK_BYTES else ""
+    return FileEntry(name, size_bytes, cache.digest(path), blocks)
+
+
+def compare_files(
+    root: StrPath,
+    entries: tuple[FileEntry, ...],
+    digest: Digester = digest_file,
+    digest_blocks: Digester | None = None,
+) -> tuple[FileDifference, ...]:
+    """Compares files with their records and returns every difference, in order.
+
+    Args:
+        root: The bundle's folder.
+        entries: The records.
+        digest: Returns the digest of a file; a cache's, for one.
+        digest_blocks: Returns that of its blocks, which is compared instead where a record has it.
+
+    Raises:
+        IntegrityError: A path leaves the bundle.
+    """
+    differences = (_compare_file(root, entry, digest, digest_blocks) for entry in entries)
+    return tuple(difference for difference in differences if difference is not None)
+
+
+def _compare_file(
+    root: StrPath, entry: FileEntry, digest: Digester, digest_blocks: Digester | None
+) -> FileDifference | None:
+    """Compares one file with its record; as `compare_files`."""
     path = resolve_inside(root, entry.path)
+    hash_file, expected = digest, entry.sha256
+    if digest_blocks is not None and entry.blocks:
+        hash_file, expected = digest_blocks, entry.blocks
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return FileDifference(entry.path, "kind", "a regular file", "something else")
         if status.st_size != entry.size_bytes:
             return FileDifference(entry.path, "size", f"{entry.size_bytes} bytes", f"{status.st_size} bytes")
-        actual = digest(path)
+        actual = hash_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return FileDifference(entry.path, "missing", f"{entry.size_bytes} bytes", "no such file")
     except OSError as error:
         return FileDifference(
             entry.path, "unreadable", "a file that can be read", error.strerror or str(error)
         )
-    return None if actual == entry.sha256 else FileDifference(entry.path, "content", entry.sha256, actual)
-
-
-def compare_files(
-    root: StrPath, entries: tuple[FileEntry, ...], digest: Digester = digest_file
-) -> tuple[FileDifference, ...]:
-    """Compares files with their records and returns every difference, in order; as `compare_file`."""
-    differences = (compare_file(root, entry, digest) for entry in entries)
-    return tuple(difference for difference in differences if difference is not None)
+    return None if actual == expected else FileDifference(entry.path, "content", expected, actual)
 
 
 def compare_kinds(root: StrPath, entries: tuple[FileEntry, ...]) -> tuple[FileDifference, ...]:

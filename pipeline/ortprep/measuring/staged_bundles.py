@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.codec import encode
-from ortprep.bundle.digest import DigestCache, digest_bytes, digest_json
+from ortprep.bundle.digest import digest_bytes, digest_json
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.file_memory import Stamp, read_stamp
 from ortprep.bundle.loader_config import (
@@ -95,7 +95,7 @@ class StagedBundles:
     def _write(self, bundle: Path, model: Path, variant: Variant, source: tuple[FileEntry, ...] = ()) -> None:
         """Writes a bundle that records a variant, and shares its model's files."""
         share_model(model, bundle / _NAME / model.name)
-        files = describe_files(bundle / _NAME, DigestCache().digest)
+        files = describe_files(bundle / _NAME)
         placed = variant._replace(files=tuple(one._replace(path=f"{_NAME}/{one.path}") for one in files))
         config = LoaderConfig(
             LOADER_SCHEMA_VERSION, _NAME, self._inputs, self._outputs, _NO_GOLDEN, (placed,), source

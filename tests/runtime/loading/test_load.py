@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ortprep.bundle import LOADER_FILE
+from ortprep.bundle.digest import BLOCK_BYTES
 from ortprep.bundle.loader_config import (
     FileEntry,
     read_loader_config,
     write_loader_config,
 )
 from ortprep.bundle.session_record import SessionOptionsRecord
+from ortprep.bundle.verification import check_bundle
 from ortprep.errors import (
     BundleError,
     IntegrityError,
@@ -291,11 +295,11 @@ def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_
         load(folder)
 
 
-def make_large(bundle: Path) -> Path:
+def make_large(bundle: Path, added_bytes: int = _LARGE_BYTES) -> Path:
     """Has the weights of a bundle grow to a size that is hashed in a thread; returns their file."""
     (weights,) = bundle.glob("*/*.data")
     with weights.open("ab") as file:
-        file.write(bytes(_LARGE_BYTES))
+        file.write(bytes(added_bytes))
     rewrite_digests(bundle)
     return weights
 
@@ -311,6 +315,40 @@ def test_no_session_of_a_large_file_is_given_out_before_its_digest_is_right(bund
     data[-1] ^= 1
     weights.write_bytes(data)
     load(bundle)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("digests", ["changed", "full"])
+@pytest.mark.parametrize("field", ["blocks", "sha256"])
+def test_f4_a_file_of_several_blocks_is_compared_by_them(bundle, digests, field):
+    weights = make_large(bundle, 2 * BLOCK_BYTES)
+    before = weights.read_bytes()
+    load(bundle, digests=digests)
+    flip_byte(weights, BLOCK_BYTES + 1)
+    with pytest.raises(IntegrityError, match="content: expected"):
+        load(bundle, digests=digests)
+    # Whoever hashes a file in another way can still be told only of one of the two digests.
+    weights.write_bytes(before)
+    edit_config(bundle, lambda data: data["variants"][0]["files"][1].update({field: f"sha256:{'0' * 64}"}))
+    with pytest.raises(IntegrityError):
+        load(bundle, digests="full") if field == "blocks" else check_bundle(bundle)
+
+
+def test_the_check_of_large_files_begins_before_onnxruntime_is_imported(bundle, tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "new"))
+    make_large(bundle)
+    code = f"""
+import _thread, sys
+start = _thread.start_new_thread
+def start_and_say(*arguments):
+    print("onnxruntime" in sys.modules)
+    return start(*arguments)
+_thread.start_new_thread = start_and_say
+from ortprep.runtime import load
+load({str(bundle)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False"), done.stdout
 
 
 @pytest.mark.attack

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.verification import describe_files
 from ortprep.children.answers import Answer
@@ -59,7 +58,7 @@ def make_judge(tmp_path, said):
 @pytest.fixture
 def bundle(make_judge, tmp_path):
     """Returns a bundle of the application's model."""
-    source = tuple(one for one in describe_files(tmp_path, DigestCache().digest) if one.path == "net.onnx")
+    source = tuple(one for one in describe_files(tmp_path) if one.path == "net.onnx")
     tensors = [(TensorSpec(name, "float32", ("batch", 64)),) for name in ("x", "y")]
     staged = StagedBundles(tmp_path / "staged", *tensors)
     return staged.stage_judged(default_plan(str(tmp_path / "net.onnx"), CPU), source)

@@ -30,7 +30,7 @@ _MAX_BYTES = 1024 * 1024
 _SOURCE_LIST = re.compile(rb'\n "source": \[(.*?)\n \]', re.DOTALL)
 _FILE = re.compile(
     rb'\{\s*"path": "((?:[\w-][\w.-]*/)*[\w-][\w.-]*)",\s*"size_bytes": (\d{1,18}),'
-    rb'\s*"sha256": "(sha256:[0-9a-f]{64})"\s*\}'
+    rb'\s*"sha256": "(sha256:[0-9a-f]{64})",\s*"blocks": "((?:sha256:[0-9a-f]{64})?)"\s*\}'
 )
 """How a build writes the source into `loader.json`, unless a path has other characters."""
 
@@ -41,11 +41,13 @@ class SourceFile(NamedTuple):
     Attributes:
         path: The model's name, or where its external data lies, relative to the model's folder.
         sha256: Its digest, `sha256:<hex>`.
+        blocks: Digest of the digests of its blocks; "" for a file of one block.
     """
 
     path: str
     size_bytes: int
     sha256: str
+    blocks: str
 
 
 class IndexedBundle(NamedTuple):
@@ -92,21 +94,20 @@ def is_source(bundle: IndexedBundle, model: str) -> bool:
     try:
         if any(os.stat(path).st_size != file.size_bytes for path, file in files):
             return False
-        return all(_digest(path) == file.sha256 for path, file in files)
+        return all(_is_same(path, file) for path, file in files)
     except OSError:
         return False
 
 
-def _digest(path: str) -> str:
-    """Returns the digest of a file, remembered if its stamp is the same."""
+def _is_same(path: str, file: SourceFile) -> bool:
+    """Returns whether a file has a source's bytes; its digest is remembered if its stamp is the same."""
     remembered = read_digest(read_stamp(path), cache_folder(DIGEST_FOLDER))
     if remembered is not None:
-        return remembered
-    from pathlib import Path
-
+        return remembered == file.sha256
     from ortprep.bundle.digest import DigestCache
 
-    return DigestCache().digest(Path(path))
+    cache = DigestCache()
+    return cache.digest_blocks(path) == file.blocks if file.blocks else cache.digest(path) == file.sha256
 
 
 _KNOWN: dict[str, IndexedBundle] = {}
@@ -150,7 +151,10 @@ def _read_source(folder: str) -> tuple[SourceFile, ...]:
     listed = b"" if match is None else match[1]
     files = _FILE.findall(listed)
     if files and len(files) == listed.count(b"{"):
-        return tuple(SourceFile(path.decode(), int(size), sha256.decode()) for path, size, sha256 in files)
+        return tuple(
+            SourceFile(path.decode(), int(size), sha256.decode(), blocks.decode())
+            for path, size, sha256, blocks in files
+        )
     return _read_carefully(folder)
 
 
@@ -164,4 +168,4 @@ def _read_carefully(folder: str) -> tuple[SourceFile, ...]:
     except PipelineError as error:
         log_line("warning", "cannot use %s: %s", folder, describe_error(error))
         return ()
-    return tuple(SourceFile(file.path, file.size_bytes, file.sha256) for file in source)
+    return tuple(SourceFile(*file) for file in source)

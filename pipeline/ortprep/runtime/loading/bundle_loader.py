@@ -20,7 +20,7 @@ from ortprep.runtime.loading.opened_bundle import (
     make_session,
 )
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
-from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE, import_onnxruntime
+from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,8 +180,7 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
 
 
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
-    """Opens a bundle as it was resolved before, or reads, selects and checks it."""
-    import_onnxruntime()
+    """Opens a bundle as it was resolved before, or reads, selects and checks it; imports ONNX Runtime."""
     if os.environ.get(MODEL_CONFIG_VARIABLE) == "1":
         from ortprep.errors import LoadError
 
@@ -203,8 +202,8 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     try:
         plan, session = make_session(resolved, options)
     finally:
-        if resolved.comparison is not None:
-            resolved.comparison.wait()  # what it raises says more than an error of a damaged file's session
+        if resolved.check is not None:
+            resolved.check.wait()  # what it raises says more than an error of a damaged file's session
     if is_new:
         remember(resolved, options)
     return OpenedBundle(session, plan, resolved, options)

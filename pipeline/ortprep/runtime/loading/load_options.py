@@ -115,7 +115,7 @@ class LoadOptions(Settings):
     buckets: bool = False
     threads: int | None = None
     may_spin: bool = True
-    source: Sequence[tuple[str, int, str]] | None = None
+    source: Sequence[tuple[str, int, str, str]] | None = None
 
     if not TYPE_CHECKING:
 

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache, digest_file
-from ortprep.bundle.file_memory import Stamp, find_stamp, open_regular
+from ortprep.bundle.file_memory import find_stamp, open_regular, read_digest
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant, golden_of
 from ortprep.bundle.paths import is_safe_path, resolve_inside
 from ortprep.bundle.verification import (
-    Digester,
     FileDifference,
     compare_bundle,
     compare_files,
@@ -48,79 +47,94 @@ def list_opened(config: LoaderConfig, variant: Variant, options: LoadOptions) ->
     return tuple(dict.fromkeys((*variant.files, *golden)))
 
 
-def check_files(
-    root: str,
-    config: LoaderConfig,
-    variant: Variant,
-    options: LoadOptions,
-    signed: tuple[FileEntry, ...] | None = None,
-) -> tuple[tuple[tuple[str, Stamp], ...], Comparison | None]:
-    """Compares the files of a variant with their records as the policy says.
+class FileCheck:
+    """A comparison of the files of a variant with their records, as the policy says.
 
-    With full digests they are the bundle's others: the variant's own are hashed whenever a session is made.
-    Returns path and stamp of every file, as named and free of links, as it was before it was looked at; and
-    what is still being compared.
+    Large files are compared in threads, from now on. With full digests none of the variant's own is: they are
+    hashed whenever a session is made.
+
+    Attributes:
+        stamps: Path and stamp of every file, as named and free of links, as it was before it was looked at.
 
     Args:
         root: The bundle's folder.
         config: The content of its `loader.json`.
-        variant: The variant that was selected.
+        variant: The variant.
         options: Digest policy, checks and deadline of the load.
-        signed: The files that were signed, which are all there may be; None where no signature is required.
 
     Raises:
-        BundleError: The bundle cannot be read.
-        IntegrityError: A path leaves the bundle, its two records contradict each other, a file is not as it
-            was recorded, or a model refers to data that the variant does not list.
-        LoadTimeoutError: The deadline passed.
+        IntegrityError: A path leaves the bundle.
     """
-    entries = list_opened(config, variant, options)
-    paths = tuple(resolve_inside(root, entry.path) for entry in entries)
-    # As they are named too, so that a link that is led elsewhere shows.
-    named = (f"{root}/{entry.path}" for entry in entries)
-    stamps = tuple((path, find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
-    if options.digests == "full":
-        if options.whole_bundle:
-            _check_others(root, entries, options.deadline, signed)
-        return stamps, None
-    later: tuple[FileEntry, ...] = ()
-    if options.digests == "off":
-        # The disk is trusted with the bytes, but ONNX Runtime would wait for the writer of a FIFO for ever.
-        differences: Iterable[FileDifference] = compare_kinds(root, entries)
-    else:
-        hasher = DigestCache(between_blocks=options.deadline.remaining_s).digest
-        later = tuple(entry for entry in entries if entry.size_bytes > _LARGE_BYTES)
-        differences = compare_files(root, tuple(entry for entry in entries if entry not in later), hasher)
-    raise_differences(root, tuple(differences))
-    check_external_data(root, variant, options.deadline)
-    return stamps, Comparison(root, later, hasher) if later else None
 
-
-class Comparison:
-    """A comparison of large files with their records, in a thread of its own."""
-
-    def __init__(self, root: str, entries: tuple[FileEntry, ...], digest: Digester) -> None:
-        self._root, self._entries, self._digest = root, entries, digest
+    def __init__(self, root: str, config: LoaderConfig, variant: Variant, options: LoadOptions) -> None:
+        self._root, self._variant, self._options = root, variant, options
+        self._entries = list_opened(config, variant, options)
+        paths = tuple(resolve_inside(root, entry.path) for entry in self._entries)
+        # As they are named too, so that a link that is led elsewhere shows.
+        named = (f"{root}/{entry.path}" for entry in self._entries)
+        self.stamps = tuple((path, find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
+        self._is_cancelled = False
+        self._cache = DigestCache(between_blocks=self._go_on) if options.digests == "changed" else None
+        self._large = () if self._cache is None else self._find_large(self._cache)
         # Whatever ends the thread early, files count as compared only where it says so.
         self._error: Exception | None = IntegrityError(f"files were not compared: {root}")
         self._running = _thread.allocate_lock()  # `threading` would take a millisecond to import
         self._running.acquire()
+        if not self._large:
+            self._compare_large()
+            return
         try:
-            _thread.start_new_thread(self._compare, ())
+            _thread.start_new_thread(self._compare_large, ())
         except RuntimeError:  # no more threads
-            self._compare()
+            self._compare_large()
 
-    def _compare(self) -> None:
+    def _find_large(self, cache: DigestCache) -> tuple[FileEntry, ...]:
+        """Returns the files that are hashed later; none whose digest is known, as after a pull."""
+        return tuple(
+            entry
+            for entry in self._entries
+            if entry.size_bytes > _LARGE_BYTES
+            and read_digest(find_stamp(f"{self._root}/{entry.path}"), cache.folder) != entry.sha256
+        )
+
+    def _compare_large(self) -> None:
         try:
-            raise_differences(self._root, compare_files(self._root, self._entries, self._digest))
+            if self._cache is not None:
+                digests = self._cache.digest, self._cache.digest_blocks
+                self._raise(compare_files(self._root, self._large, *digests))
             self._error = None
         except Exception as error:  # noqa: BLE001 - raised where the comparison is waited for
             self._error = error
         finally:
             self._running.release()
 
+    def compare_others(self, signed: tuple[FileEntry, ...] | None) -> None:
+        """Compares the other files, and looks at the model's references; large files meanwhile.
+
+        Args:
+            signed: The files that were signed, which are all there may be; None where none need be.
+
+        Raises:
+            BundleError: The bundle cannot be read.
+            IntegrityError: The bundle's two records contradict each other, a file is not as it was recorded,
+                or a model refers to data that the variant does not list.
+            LoadTimeoutError: The deadline passed.
+        """
+        options = self._options
+        if options.digests == "full":
+            if options.whole_bundle:
+                _check_others(self._root, self._entries, options.deadline, signed)
+            return
+        if self._cache is None:
+            # The disk is trusted with the bytes; but ONNX Runtime would wait for ever for a FIFO's writer.
+            self._raise(compare_kinds(self._root, self._entries))
+        else:
+            others = tuple(entry for entry in self._entries if entry not in self._large)
+            self._raise(compare_files(self._root, others, self._cache.digest))
+        check_external_data(self._root, self._variant, options.deadline)
+
     def wait(self) -> None:
-        """Waits for the end.
+        """Waits for the comparison of the large files.
 
         Raises:
             IntegrityError: A file is not as it was recorded.
@@ -129,6 +143,18 @@ class Comparison:
         with self._running:
             if self._error is not None:
                 raise self._error
+
+    def cancel(self) -> None:
+        """Ends the comparison soon: nobody waits for it."""
+        self._is_cancelled = True
+
+    def _go_on(self) -> None:
+        if self._is_cancelled:
+            raise IntegrityError(f"files were not compared: {self._root}")
+        self._options.deadline.remaining_s()
+
+    def _raise(self, differences: Iterable[FileDifference]) -> None:
+        raise_differences(self._root, tuple(differences))
 
 
 def _check_others(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ortprep.bundle.digest import PREFIX, digest_file
+from ortprep.bundle.digest import PREFIX, digest_blocks, digest_file
 from ortprep.bundle.file_memory import (
     StrPath,
     is_protected,
@@ -28,7 +28,7 @@ from ortprep.bundle.file_memory import (
     require_cache_folder,
 )
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant
-from ortprep.bundle.verification import compare_file, raise_differences
+from ortprep.bundle.verification import compare_files, raise_differences
 from ortprep.errors import DISK_ERRORS, LoadError, hint_of_os_error
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions
 from ortprep.runtime.loading.variant_files import check_external_data, list_opened
@@ -60,13 +60,16 @@ def verified_files(
 
 
 def _hash_files(root: Path, copies: Path | None, entries: tuple[FileEntry, ...], deadline: Deadline) -> None:
-    def hash_file(entry: FileEntry, path: StrPath) -> str:
-        if copies is None:
-            return digest_file(path, between_blocks=deadline.remaining_s)
-        return _copy(path, copies / entry.path, entry.size_bytes, deadline)
-
-    differences = [compare_file(root, entry, functools.partial(hash_file, entry)) for entry in entries]
-    raise_differences(root, tuple(difference for difference in differences if difference is not None))
+    """Compares files with their records, byte for byte; or their copies, which it makes."""
+    if copies is None:
+        hash_all = functools.partial(digest_file, between_blocks=deadline.remaining_s)
+        hash_blocks = functools.partial(digest_blocks, between_blocks=deadline.remaining_s)
+        raise_differences(root, compare_files(root, entries, hash_all, hash_blocks))
+        return
+    for entry in entries:
+        place, size_bytes = copies / entry.path, entry.size_bytes
+        copy = functools.partial(_copy, destination=place, size_bytes=size_bytes, deadline=deadline)
+        raise_differences(root, compare_files(root, (entry,), copy))
 
 
 def _copy(source: StrPath, destination: Path, size_bytes: int, deadline: Deadline) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import ConversionRecord, PrecisionStep
-from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.loader_config import SOURCE_PRECISION
 from ortprep.bundle.verification import describe_files
 from ortprep.errors import StageError
@@ -208,7 +207,7 @@ def _describe(model: Path, parent: Graph, *, name: str) -> FetchResult:
         SourceError: It is no model.
     """
     inspection = inspect_file(model, name=name)
-    files = list(describe_files(model.parent, DigestCache().digest))
+    files = list(describe_files(model.parent))
     files.sort(key=lambda file: file.path != model.name)  # the model first
     source = dataclasses.replace(
         parent.description.source,

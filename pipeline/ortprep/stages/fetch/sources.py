@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ortprep.bundle.digest import PREFIX, DigestCache, digest_file
 from ortprep.bundle.file_memory import open_regular, read_stamp
 from ortprep.bundle.loader_config import FileEntry
+from ortprep.bundle.verification import describe_file
 from ortprep.children.child import run_child
 from ortprep.errors import DISK_ERRORS, ChildTimeoutError, MissingExtraError, RegistryError, SourceError
 from ortprep.runtime.machine.memory import available_bytes
@@ -123,7 +124,7 @@ class LocalFile:
             raise SourceError(f"file changed while it was read: {self.name}", hint="run the command again")
         digest = PREFIX + hasher.hexdigest()
         DigestCache().record(place, digest)
-        return FileEntry(place.name, size_bytes, digest)
+        return describe_file(place, place.name)
 
     def beside(self, location: str) -> LocalFile:
         """Returns a file below this one's folder; raises SourceError for none, and for a link out of it."""
@@ -219,7 +220,7 @@ def download_from_hub(request: tuple[HubAddress, Path, int]) -> FileEntry:
             hint=_LATER,
         )
     DigestCache().record(place, digest)
-    return FileEntry(place.name, size_bytes, digest)
+    return describe_file(place, place.name)
 
 
 def _place_of(address: HubAddress) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
-from ortprep.bundle.digest import DigestCache
 from ortprep.bundle.file_links import link_or_copy, share_model
 from ortprep.bundle.loader_config import FileEntry, Golden, Tolerance, Variant
 from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
-from ortprep.bundle.verification import describe_files
+from ortprep.bundle.verification import describe_file, describe_files
 from ortprep.measuring.shipped import DEFAULT, PARENT, PREPARED, shipped_plan
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
 from ortprep.stages.core.results import (
@@ -221,7 +220,7 @@ def _place_source(context: Context, prepared: PreparedVariant) -> Variant:
 
 def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ...]:
     share_model(model, bundle / variant / model.name)
-    placed = describe_files(bundle / variant, DigestCache().digest)
+    placed = describe_files(bundle / variant)
     return tuple(entry._replace(path=f"{variant}/{entry.path}") for entry in placed)
 
 
@@ -263,4 +262,4 @@ def _place_file(context: Context, variant: str, file: str, name: str) -> FileEnt
     """Puts a file that `verify` left for a variant into the bundle."""
     destination = context.folder / name
     link_or_copy(context.upstream[TaskId("verify", variant)].folder / file, destination)
-    return FileEntry(name, destination.stat().st_size, DigestCache().digest(destination))
+    return describe_file(destination, name)

@@ -104,7 +104,7 @@ class PackageStage:
             source=replace(fetched.source, location=read_location(context)),
             environment=environment,
             variants=tuple(variant.record for variant in prepared),
-            files=describe_files(context.folder, DigestCache().digest),
+            files=describe_files(context.folder),
             left_out=(*left_out, *refused),
         )
         write_manifest(context.folder, manifest)
