@@ -28,7 +28,7 @@ from ortprep.errors import PipelineError
 from ortprep.measuring.shipped import shipped_figures
 
 _ROOT = Path(__file__).parent.parent
-_LADDER = ["int8", "mixed", "fp16", "fp32"]
+_LADDER = ["int8", "fp16", "fp32"]
 _COMMON: Mapping[str, Any] = {
     "targets": ["cpu"],
     "tune": {"max_trials": 0},
@@ -55,7 +55,7 @@ def write_specs(folder: Path, exported: Path | None, names: tuple[str, ...], *, 
         found[spec["name"]] = {**spec, "source": {"path": str(model)}}
     chosen = [name for name in found if not names or name in names]
     for name in chosen:
-        convert: dict[str, Any] = {"precision": ["fp16", "mixed", "int8"], "ladder": _LADDER}
+        convert: dict[str, Any] = {"precision": ["fp16", "int8"], "ladder": _LADDER}
         if name in _FUSED:
             convert["fusion"] = {"model_type": _FUSED[name], "num_heads": 12, "hidden_size": 768}
         inputs = {"inputs": _DEMOS[name]} if name in _DEMOS else {}

@@ -2,7 +2,7 @@
 
 Measures ResNet-50 with a free batch in fp32 and fp16, by batch size: init, first run, steady run and
 throughput. Also measures the effect of `cudnn_conv_use_max_workspace` and `prefer_nhwc` on each, and reports
-what mixed precision keeps in fp32 of a net that overflows in fp16. One fresh process per figure, interleaved,
+what fp16 keeps in fp32 of a net that overflows in fp16. One fresh process per figure, interleaved,
 medians. `--target cpu` runs everything except the CUDA options: it tests the script and says nothing about a
 GPU.
 """
@@ -82,7 +82,7 @@ def prepare(root: Path, target: str) -> None:
     }
     configs = root / "configs"
     configs.mkdir()
-    for name, precision in (("resnet50", "fp16"), ("overflow", "mixed")):
+    for name, precision in (("resnet50", "fp16"), ("overflow", "fp16")):
         text = _SPECS.format(name=name, target=target, inputs=inputs[name], precision=precision)
         (configs / f"{name}.yaml").write_text(text, encoding="utf-8")
     subprocess.run(prepare_command(configs, root / "artifacts"), check=True)

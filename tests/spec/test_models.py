@@ -146,7 +146,7 @@ def test_auto_tries_what_a_target_can_run_faster_and_steps_down_to_fp32():
     assert section.precisions("cuda") == ("fp16",)
     assert section.steps_below == ("fp32",)
     assert convert(precision="int8").steps_below == ()
-    assert convert(precision="auto", ladder=["mixed", "fp32"]).steps_below == ("mixed", "fp32")
+    assert convert(precision="auto", ladder=["bf16", "fp32"]).steps_below == ("bf16", "fp32")
 
 
 def test_a_judge_replaces_the_default_thresholds_and_no_others():

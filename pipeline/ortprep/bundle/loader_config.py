@@ -32,7 +32,7 @@ _MARKS = str.maketrans(dict.fromkeys("._+-", "x"))
 SOURCE_PRECISION = "fp32"
 """Precision of a variant that is not converted: whatever the source has."""
 
-PRECISIONS = (SOURCE_PRECISION, "fp16", "bf16", "mixed", "int8", "int4")
+PRECISIONS = (SOURCE_PRECISION, "fp16", "bf16", "int8", "int4")
 """What a variant may be in."""
 
 
@@ -174,7 +174,7 @@ class Variant(NamedTuple):
         providers: In order of preference, as ONNX Runtime takes them.
         requirements: Required properties of the machine.
         first_phase: Session that may serve until one with the options above is made, None for none.
-        precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `mixed`, `int8`, `int4`.
+        precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `int8`, `int4`.
         binding: Sizes its symbolic dimensions are bound to, by name, or by `INPUT[AXIS]` where one has none.
         bucket: Whether it is there for batches of these sizes only, beside one for all.
         golden: Its own golden sample; None for the bundle's.

@@ -19,8 +19,8 @@ from ortprep.spec.fields import (
     check_each_once,
 )
 
-Precision = Literal["fp16", "bf16", "mixed", "int8", "int4"]
-"""What a variant can be converted to; `mixed` is fp16 with as few fp32 nodes as its accuracy needs."""
+Precision = Literal["fp16", "bf16", "int8", "int4"]
+"""What a variant can be converted to, but for as few fp32 nodes as its accuracy needs."""
 
 Step = Literal["fp32", Precision]
 """A precision to fall back to; `fp32` leaves the variant out."""
@@ -53,16 +53,6 @@ class FusionSpec(SpecSection):
     """Fusions to skip: attention, gelu, …."""
 
 
-class HalfSpec(SpecSection):
-    """Conversion to fp16 or bf16; inputs and outputs keep their types."""
-
-    keep_nodes: tuple[Text, ...] = ()
-    """Nodes that stay in fp32, by name."""
-    clip: bool = False
-    """Whether weights beyond the largest half-precision number become that number; otherwise they are an
-    error."""
-
-
 class QuantizeSpec(SpecSection):
     """Quantisation, for `int8` and `int4`."""
 
@@ -73,8 +63,6 @@ class QuantizeSpec(SpecSection):
     """Whether every output channel has a scale."""
     operators: tuple[Identifier, ...] = ()
     """Operators to quantise; by default those with kernels."""
-    exclude: tuple[Text, ...] = ()
-    """Nodes not to quantise, by name."""
     activation: Literal["uint8", "int8"] = "uint8"
     """For static: type of activations. Every other sample of the spec calibrates, and the rest judges."""
     block_size: Literal[16, 32, 64, 128, 256] = 32
@@ -180,14 +168,15 @@ class ConvertSpec(SpecSection):
     precision: Literal["auto"] | Precision | Precisions | Mapping[Target, Precision | Precisions] = ()
     """Precisions to prepare as variants beside fp32, for all targets or by target; auto: static int8 on CPUs
     with instructions for it, fp16 on GPUs, and only what is 1.1 times as fast as fp32."""
-    half: HalfSpec = HalfSpec()
+    keep_nodes: tuple[Text, ...] = ()
+    """Nodes that no precision converts, by name."""
     quantize: QuantizeSpec = QuantizeSpec()
     gate: GateSpec = GateSpec()
     judge: JudgeSpec | None = None
     """An application that judges what is converted, in place of the gate's defaults."""
     ladder: Annotated[tuple[Step, ...], AfterValidator(check_each_once)] = ()
-    """Precisions to try, from left to right, if one does not pass its gate: [int8, mixed, fp16, fp32]; the
-    build fails if none is left."""
+    """Precisions to try, from left to right, if one does not pass its gate: [int8, fp16, fp32]; the build
+    fails if none is left."""
     search: SearchSpec = SearchSpec()
     timeout_s: Seconds = 3600.0
     """Deadline of one pass, in seconds."""

@@ -247,7 +247,7 @@ def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
     "convert",
     [
         {},
-        {"precision": ["mixed", "int8"], "shapes": [{"batch": 1}, {"batch": 2}]},
+        {"precision": ["fp16", "int8"], "shapes": [{"batch": 1}, {"batch": 2}]},
         {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}, "shapes": {"batch": 1}},
     ],
 )
@@ -263,7 +263,7 @@ def test_tasks_come_after_those_they_require_the_source_first_and_the_bundle_las
 
 
 def test_the_ladder_goes_down_from_what_is_asked_for():
-    ladder = ("int8", "mixed", "fp16", "fp32")
+    ladder = ("int8", "bf16", "fp16", "fp32")
     assert plan_steps("int8", ladder) == ladder
     assert plan_steps("fp16", ladder) == ("fp16", "fp32")
     assert plan_steps("int4", ladder) == ("int4", *ladder)

@@ -61,13 +61,14 @@ def _quantize(name, model, folder, **wanted):
     return change_graph(_request(name, model, folder, **wanted))
 
 
-def _request(name, model, folder, *, samples=(), **wanted):
+def _request(name, model, folder, *, samples=(), keep_nodes=(), **wanted):
     if name == "static":
         samples = samples or _write_samples(model, folder)
     return PassRequest(
         source=folder / "source" / "m.onnx",
         written=folder / "written" / "m.onnx",
         name=PASSES.get(name, name),
+        keep_nodes=keep_nodes,
         quantize=QuantizeSpec.model_validate(wanted),
         samples=samples,
     )
@@ -189,7 +190,7 @@ def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path, nam
 @EVERY_PASS
 def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path, name):
     model = matmul_net()
-    reply = _quantize(name, model, tmp_path, exclude=("matmul0",), operators=("MatMul",))
+    reply = _quantize(name, model, tmp_path, keep_nodes=("matmul0",), operators=("MatMul",))
     assert (reply.converted, reply.kept) == (("matmul1",), ("matmul0",))
     assert _nodes(tmp_path)["matmul0"].input[1] == "w0"
     written = onnx.load(tmp_path / "written" / "m.onnx")
@@ -202,13 +203,14 @@ def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path, name):
 def test_unknown_names_are_refused_and_nothing_left_to_quantise_is_answered(tmp_path, name):
     model = matmul_net()
     for wanted, says in (
-        ({"exclude": ("matmul_0",)}, "unknown node to exclude: 'matmul_0'\n.*matmul0"),
+        ({"keep_nodes": ("matmul_0",)}, "unknown node to keep: 'matmul_0'\n.*matmul0"),
         ({"operators": ("Matmul",)}, "unknown operator to quantise: 'Matmul'\n.*'MatMul'"),
     ):
         with pytest.raises(SpecError, match=says):
             _quantize(name, model, tmp_path, **wanted)
         assert list((tmp_path / "written").iterdir()) == []
-    assert _quantize(name, model, tmp_path, exclude=("matmul0", "matmul1"), operators=("MatMul",)).nodes == 2
+    kept = ("matmul0", "matmul1")
+    assert _quantize(name, model, tmp_path, keep_nodes=kept, operators=("MatMul",)).nodes == 2
     assert _quantize(name, model, tmp_path, operators=("Gemm",)).converted == ()
 
 

@@ -62,7 +62,7 @@ def load(
         timeout_s: Seconds after which the load is given up, without a pull from a registry; None for never.
         require_signature: A public key's file; bundles that are not signed with it are refused.
         precision: `fastest-within-gate` takes the fastest variant that passed the accuracy gate of the spec;
-            `fp32`, `fp16`, `bf16`, `mixed`, `int8` or `int4` takes that precision.
+            `fp32`, `fp16`, `bf16`, `int8` or `int4` takes that precision.
         session_options: The application's own, as an `onnxruntime.SessionOptions` or as values by attribute
             or config key. They take precedence over all but the optimisation level; conflicts are logged.
         phases: `auto` starts on the variant's first phase, if there is one, and changes to the steady one

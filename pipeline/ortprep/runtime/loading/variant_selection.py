@@ -113,8 +113,7 @@ def serves(
 ) -> bool:
     """Returns whether a variant is what a job requests: its target, its name, or anything, in that precision.
 
-    One that takes batches of certain sizes only has to be asked for by name. Mixed precision that had to keep
-    nothing in fp32 is fp16.
+    One that takes batches of certain sizes only has to be asked for by name.
 
     With `as_source` it also has to take every size that the source takes, and to be in the source's
     precision, or in one that the application itself has judged.
@@ -123,8 +122,7 @@ def serves(
         return False
     if as_source and variant.precision != SOURCE_PRECISION and not variant.judged:
         return False
-    precisions = {"mixed": ("mixed", "fp16")}.get(precision, (precision,))
-    if precision != FASTEST and variant.precision not in precisions:
+    if precision not in (FASTEST, variant.precision):
         return False
     if target == variant.name:
         return True

@@ -14,7 +14,7 @@ bfloat16. For child processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
 
-from ortprep.errors import StageError, require_known
-from ortprep.quoting import quoted
-from ortprep.spec.conversion import HalfSpec
+from ortprep.errors import require_known
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
@@ -38,7 +36,6 @@ from ortprep.stages.core.graph_walk import (
 
 FLOAT16, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
-_FLOAT_EXTREME = float(np.finfo(np.float32).max)
 _LARGEST = {FLOAT16: 65504.0, BFLOAT16: (2 - 2**-7) * 2.0**127}
 _SMALLEST_FLOAT16 = np.float32(5.96e-08)
 
@@ -56,24 +53,24 @@ def convert_half(request: PassRequest) -> PassReply:
     """Converts a model to half precision, in a child process.
 
     Raises:
-        StageError: The model cannot be converted, or numbers are out of range. What is written then is of no
-            use.
+        StageError: External data is missing, or of another size than its tensor.
         SpecError: A node that is to be kept does not exist.
         OSError: A file cannot be read, or the disk is full.
     """
-    folder, written, half = request.source.parent, request.written, request.half
+    folder, written = request.source.parent, request.written
     model = read_graph(request.source)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     name_nodes(model)
     names = [node.name for graph in walk_graphs(model) for node in graph.node]
-    for name in half.keep_nodes:
+    for name in request.keep_nodes:
         require_known("node to keep", name, names)
     schemas = Schemas(model)
 
     _make_constants_weights(model)
     weights = list(model.graph.initializer)
-    conversion = _Conversion(model, schemas, half, BFLOAT16 if request.name == "bf16" else FLOAT16)
+    code = BFLOAT16 if request.name == "bf16" else FLOAT16
+    conversion = _Conversion(model, schemas, request.keep_nodes, code)
     conversion.connect()
     del model.graph.initializer[:]
     move_weights(model, folder, written)  # those of subgraphs
@@ -84,21 +81,12 @@ def convert_half(request: PassRequest) -> PassReply:
             stored.name = conversion.name_of(tensor.name, is_half=is_half)
             pieces: Iterator[bytes | memoryview] = read_pieces(tensor, folder)
             if is_half:
-                stored.data_type = conversion.code
-                users = conversion.half_users.get(tensor.name, ())
-                pieces = conversion.round(read_pieces(tensor, folder), tensor.name, users)
+                stored.data_type = code
+                pieces = conversion.round(read_pieces(tensor, folder))
             if tensor.data_type != TensorProto.STRING:
                 write_tensor(stored, pieces, written)
-    if conversion.out_of_range and not half.clip:
-        raise _out_of_range_error(conversion.out_of_range)
     written.write_bytes(model.SerializeToString())
-    too_large = dict.fromkeys(node for _, nodes, _ in conversion.out_of_range for node in nodes)
-    return PassReply(
-        nodes=len(names),
-        converted=tuple(conversion.converted),
-        kept=tuple(conversion.kept),
-        too_large=tuple(too_large),
-    )
+    return PassReply(nodes=len(names), converted=tuple(conversion.converted), kept=tuple(conversion.kept))
 
 
 def _make_constants_weights(model: onnx.ModelProto) -> None:
@@ -121,25 +109,21 @@ class _Conversion:
     """What a conversion does with the main graph of a model.
 
     Attributes:
-        code: `FLOAT16` or `BFLOAT16`.
         converted: Names of the nodes that compute with floats and are converted, in order.
         kept: Names of the nodes that compute with floats and stay float32, in order.
-        half_users: By value, the names of the nodes that take it in half precision.
-        out_of_range: Tensors with finite numbers beyond float16's largest, 65504: their names, the nodes that
-            take them in half precision, and the largest magnitude. A tensor of a node is `NODE.ATTRIBUTE`.
     """
 
-    def __init__(self, model: onnx.ModelProto, schemas: Schemas, half: HalfSpec, code: int) -> None:
-        """Decides which nodes are converted; changes nothing yet."""
-        self.code, self._graph = code, model.graph
+    def __init__(
+        self, model: onnx.ModelProto, schemas: Schemas, keep_nodes: Collection[str], code: int
+    ) -> None:
+        """Decides which nodes are converted to `FLOAT16` or `BFLOAT16`; changes nothing yet."""
+        self._code, self._graph = code, model.graph
         _, *self._bodies = walk_graphs(model)
         self._suffix = TensorProto.DataType.Name(code).lower()
         self._kind = f"tensor({self._suffix})"
         self._types = infer_value_types(model, schemas)
         self.converted: list[str] = []
         self.kept: list[str] = []
-        self.half_users: dict[str, list[str]] = {}
-        self.out_of_range: list[tuple[str, tuple[str, ...], float]] = []
         # Values that are made in half precision; and which types, half or not, are taken of each value.
         self._made_half: set[str] = set()
         self._wanted: dict[str, set[bool]] = {}
@@ -148,7 +132,7 @@ class _Conversion:
         blocked = {*DEFAULT_OP_BLOCK_LIST, *_BY_INPUT}
         for node in self._graph.node:
             inputs, outputs = self._convertible(node, schemas)
-            is_blocked = node.op_type in blocked or node.name in half.keep_nodes
+            is_blocked = node.op_type in blocked or node.name in keep_nodes
             if (
                 is_blocked
                 or any(word in node.op_type for word in _CONTAINERS)
@@ -202,8 +186,6 @@ class _Conversion:
         for node in graph.node:
             in_half = self._half_inputs[node.name]
             self._retype(node)
-            for index in in_half:
-                self.half_users.setdefault(node.input[index], []).append(node.name)
             node.input[:] = [self._take(name, is_half=i in in_half) for i, name in enumerate(node.input)]
         for body in self._bodies:
             for node in body.node:
@@ -225,7 +207,7 @@ class _Conversion:
         inner = made_half - {value.name for value in graph.output}
         for value in graph.value_info:
             if value.name in inner:
-                value.type.tensor_type.elem_type = self.code
+                value.type.tensor_type.elem_type = self._code
                 value.name = self.name_of(value.name, is_half=True)
 
     def _retype(self, node: onnx.NodeProto) -> None:
@@ -233,17 +215,16 @@ class _Conversion:
         if node.op_type == "Cast":
             to = next(attribute for attribute in node.attribute if attribute.name == "to")
             if node.output[0] in self._made_half:
-                to.i = self.code
+                to.i = self._code
             takes_half = 0 in self._half_inputs[node.name] or self._types[node.input[0]] == self._kind
-            if to.i == self.code and takes_half:
+            if to.i == self._code and takes_half:
                 # ONNX Runtime 1.27 refuses some casts to the same type (#29235).
                 node.op_type = "Identity"
                 del node.attribute[:]
         elif node.op_type == "ConstantOfShape" and node.output[0] in self._made_half:
             raw = numpy_helper.to_array(node.attribute[0].t).tobytes() if node.attribute else bytes(4)
-            rounded = b"".join(self.round([raw], f"{node.name}.value", [node.name]))
             del node.attribute[:]
-            tensor = TensorProto(dims=[1], data_type=self.code, raw_data=rounded)
+            tensor = TensorProto(dims=[1], data_type=self._code, raw_data=b"".join(self.round([raw])))
             node.attribute.append(helper.make_attribute("value", tensor))
 
     def _casts(self, values: Iterable[str]) -> Iterator[onnx.NodeProto]:
@@ -252,25 +233,21 @@ class _Conversion:
             is_half = value in self._made_half
             if self._types.get(value) == FLOAT and (not is_half) in self._wanted.get(value, ()):
                 made, cast = (self.name_of(value, is_half=each) for each in (is_half, not is_half))
-                code = TensorProto.FLOAT if is_half else self.code
+                code = TensorProto.FLOAT if is_half else self._code
                 yield helper.make_node("Cast", [made], [cast], name=f"{made}:cast", to=code)
 
-    def round(self, pieces: Iterable[bytes], name: str, users: Sequence[str]) -> Iterator[memoryview]:
-        """Yields a tensor's float32 numbers in half precision, and records whether some are out of range."""
-        max_abs = 0.0
+    def round(self, pieces: Iterable[bytes]) -> Iterator[memoryview]:
+        """Yields a tensor's float32 numbers in half precision."""
         for piece in pieces:
-            values = np.frombuffer(piece, np.float32)
-            max_abs = max(max_abs, largest_beyond(values, self.code))
-            yield round_to_half(values, self.code).view(np.uint8).data
-        if max_abs:
-            self.out_of_range.append((name, tuple(users), max_abs))
+            yield round_to_half(np.frombuffer(piece, np.float32), self._code).view(np.uint8).data
 
 
 def round_to_half(values: NDArray[np.float32], code: int) -> NDArray[Any]:
     """Rounds float32 numbers to nearest even, as `onnxruntime.transformers.float16` does.
 
     Infinities and NaN stay what they are. Finite numbers beyond the largest one become it, so that none
-    turns infinite; in float16, numbers too small become the smallest one, so that no divisor turns 0.
+    turns infinite (exporters mask with float32's own largest), and what that does to answers is for the gate
+    to say; in float16, numbers too small become the smallest one, so that no divisor turns 0.
 
     Args:
         values: The numbers.
@@ -282,30 +259,3 @@ def round_to_half(values: NDArray[np.float32], code: int) -> NDArray[Any]:
         is_tiny = (values != 0) & (np.abs(values) < _SMALLEST_FLOAT16)
         values = np.where(is_tiny, np.copysign(_SMALLEST_FLOAT16, values), values)
     return values.astype(helper.tensor_dtype_to_np_dtype(code))
-
-
-def largest_beyond(values: NDArray[np.float32], code: int) -> float:
-    """Returns the largest magnitude among the finite numbers that are out of range; 0 if none is.
-
-    float32's own largest number, and its negative, stand for "as far as it goes" (exporters mask with them):
-    they become the largest of the new type and are not out of range. Nothing is out of bfloat16's, which is
-    float32's but for the last rounding.
-    """
-    if code == BFLOAT16:
-        return 0.0
-    magnitude = np.abs(values)
-    beyond = (magnitude > np.float32(_LARGEST[code])) & (magnitude < _FLOAT_EXTREME)
-    return float(np.max(magnitude, initial=0.0, where=beyond))
-
-
-def _out_of_range_error(tensors: list[tuple[str, tuple[str, ...], float]]) -> StageError:
-    """Returns the error for weights that float16 cannot hold."""
-    lines = [
-        f"tensor {name!r} of {', '.join(map(repr, users)) or 'no node'}: {max_abs:g}"
-        for name, users, max_abs in tensors
-    ]
-    nodes = sorted({node for _, users, _ in tensors for node in users})
-    return StageError(
-        "weights exceed float16's range\n  expected at most 65504, got\n    " + "\n    ".join(lines),
-        hint=f"convert: {{half: {{keep_nodes: [{', '.join(map(quoted, nodes))}]}}}}",
-    )

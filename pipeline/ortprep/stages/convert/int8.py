@@ -71,7 +71,7 @@ The others move 8-bit values and save little: with all of them PP-OCRv6's detect
 
 _CALIBRATED = frozenset(QDQRegistry) | frozenset(QLinearOpsRegistry)
 _RENAMING = ["MatMulAddFusion"]
-"""Optimizers that give nodes new names, under which the spec could not exclude them."""
+"""Optimizers that give nodes new names, under which the spec could not name them."""
 
 _ACTIVATIONS = {"uint8": quantization.QuantType.QUInt8, "int8": quantization.QuantType.QInt8}
 
@@ -96,7 +96,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
     source, quantize, is_static = request.source, request.quantize, request.name == "int8-static"
     supported = _CALIBRATED if is_static else _WEIGHTS
     operators = quantize.operators or (STATIC_OPERATORS if is_static else DYNAMIC_OPERATORS)
-    model, nodes = read_checked_graph(source, quantize, supported)
+    model, nodes = read_checked_graph(request, supported)
     with _scratch_folder(request.written) as folder:
         staged = folder / "staged.onnx"
         model = _raise_opset(model, opset=_OPSETS[request.name])
@@ -104,7 +104,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
         if is_static:
             onnx.save(model, staged)
             staged, model = _fold(staged)
-        _unshare_weights(model, quantize.exclude, is_static=is_static)
+        _unshare_weights(model, request.keep_nodes, is_static=is_static)
         graph, types = model.graph, _declare_types(model)
         onnx.save(model, staged)
         floats = [tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT]
@@ -116,7 +116,7 @@ def quantize_int8(request: PassRequest) -> PassReply:
             if node.op_type in operators
             # From opset 23 on ONNX has an Attention too, which the quantiser would take for the contrib one.
             and node.domain in ((CONTRIB,) if node.op_type == "Attention" else PLAIN_DOMAINS)
-            and node.name not in quantize.exclude
+            and node.name not in request.keep_nodes
             and _is_float32_only(node, types)
             and (is_static or _has_weights(node, ranks, per_channel=quantize.per_channel))
         }
@@ -181,12 +181,12 @@ def _scratch_folder(written: Path) -> Iterator[Path]:
             tempfile.tempdir = previous
 
 
-def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str], *, is_static: bool) -> None:
+def _unshare_weights(model: onnx.ModelProto, kept: Collection[str], *, is_static: bool) -> None:
     """Copies weights whose readers cannot share one; nothing large is copied, since they refer to files.
 
     The quantiser converts a weight once, for all that read it. But it transposes the weight of a Gemm in
     place, as if nobody else read it; and if it is static, the axis of the channels depends on the operator,
-    and an excluded node keeps its float32.
+    and a node that is kept keeps its float32.
     """
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     _, *bodies = walk_graphs(model)
@@ -199,7 +199,7 @@ def _unshare_weights(model: onnx.ModelProto, excluded: Collection[str], *, is_st
             if name not in weights:
                 continue
             transposed = node.op_type == "Gemm" and index == 1 and read_attribute(node, "transB", 0)
-            use = (node.op_type, index, node.name in excluded) if is_static else ()
+            use = (node.op_type, index, node.name in kept) if is_static else ()
             key = (name, node.name if transposed else None, *use)
             if key not in owned and name in claimed:
                 own = model.graph.initializer.add()

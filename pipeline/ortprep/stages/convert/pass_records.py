@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortprep.spec.conversion import FusionSpec, HalfSpec, QuantizeSpec
+from ortprep.spec.conversion import FusionSpec, QuantizeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class PassRequest:
         dimensions: For `shapes`: sizes of 1 and more, by the name of a symbolic dimension, or by
             `INPUT[AXIS]` for one without a name.
         fusion: For `fusion`.
-        half: For half precision; `keep_nodes` includes what a search keeps.
-        quantize: For quantisation; `exclude` includes what a search keeps.
+        keep_nodes: For a precision: nodes that stay as they are, by name.
+        quantize: For quantisation.
         samples: For `int8-static`: `.npz` files of arrays by input name.
         measures_errors: For `int8-static`: whether to write nothing, and measure each node's error in what
             was written, on the first sample.
@@ -34,7 +34,7 @@ class PassRequest:
     written: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
     fusion: FusionSpec | None = None
-    half: HalfSpec = field(default_factory=HalfSpec)
+    keep_nodes: tuple[str, ...] = ()
     quantize: QuantizeSpec = field(default_factory=QuantizeSpec)
     samples: tuple[Path, ...] = ()
     measures_errors: bool = False
@@ -51,7 +51,6 @@ class PassReply:
             requested operator types for quantisation.
         converted: Names of the nodes that were converted, in topological order.
         kept: Names of those that could not be or were not to be, in topological order.
-        too_large: Nodes that use weights beyond the largest half-precision number.
         errors: By converted node: noise to signal of what it gives by itself, as a ratio of amplitudes.
     """
 
@@ -60,5 +59,4 @@ class PassReply:
     nodes: int = 0
     converted: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    too_large: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)

@@ -44,11 +44,8 @@ from ortprep.stages.verify.reference import (
     read_shared_reference,
 )
 
-SEARCHED = ("mixed", "int8", "int4")
-"""Precisions that may leave nodes in fp32, as few as possible, to pass the gate."""
-
 _PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
-_NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", "mixed", SOURCE_PRECISION)
+_NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", SOURCE_PRECISION)
 _NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
 
@@ -166,7 +163,7 @@ class PrecisionAttempts:
         return calibrated_on, judged_on
 
     def try_step(self, precision: str) -> PrecisionStep:
-        """Converts to a precision; one in `SEARCHED` may leave nodes in fp32, as few as possible.
+        """Converts to a precision, which may leave nodes in fp32, as few as possible, to pass the gate.
 
         Raises:
             ChildError: The process was killed, or passed the deadline, which says nothing of the precision.
@@ -193,26 +190,17 @@ class PrecisionAttempts:
 
     def _convert_or_search(self, precision: str) -> PrecisionStep:
         """Converts every node, then searches if that fails and a search may help."""
-        (step, reply), always = self._try_first(precision), Kept()
-        if precision == "mixed" and reply.too_large and not self._convert.half.clip:
-            always = frozenset(reply.too_large)
-            step, reply = self._try(precision, always)
-        if step.outcome != TAKEN and precision in SEARCHED and self._convert.search.max_trials:
-            return self._search(step, reply.converted, always)
-        requested = self._convert.precisions(self._context.target)
-        is_alone = self._context.variant_plan.precision == precision and "fp16" not in requested
-        if precision == "mixed" and step.outcome == TAKEN and not always and not is_alone:
-            # Mixed precision that keeps no node is fp16, which may be a variant already.
-            return dataclasses.replace(step, precision="fp16")
+        step, reply = self._try_first(precision)
+        if step.outcome != TAKEN and self._convert.search.max_trials:
+            return self._search(step, reply.converted)
         return step
 
-    def _search(self, first: PrecisionStep, nodes: Sequence[str], always: Kept) -> PrecisionStep:
+    def _search(self, first: PrecisionStep, nodes: Sequence[str]) -> PrecisionStep:
         """Leaves as few nodes unconverted as the gate needs.
 
         Args:
             first: What became of converting every node: it failed.
             nodes: Nodes that were converted.
-            always: Nodes that are never converted.
         """
         say, limits, precision = self._context.say, self._convert.search, first.precision
         say(f"{precision}: {first.outcome.splitlines()[0]}; searching for nodes to leave unconverted")
@@ -227,7 +215,7 @@ class PrecisionAttempts:
             passes, count = False, count + 1
             latest.clear()
             try:
-                latest[kept], _ = self._try(precision, kept | always)
+                latest[kept], _ = self._try(precision, kept)
                 passes = latest[kept].outcome == TAKEN
             except REFUSALS as error:
                 _require_verdict(error)
@@ -236,9 +224,8 @@ class PrecisionAttempts:
             say(f"trial {count}: keeping {len(kept)} of {len(nodes)} nodes {verdict} the gate")
             return passes
 
-        ranked = self._is_static(precision) and rank_nodes(
-            self._context, self._request(precision, always), nodes
-        )
+        request = self._request(precision, Kept())
+        ranked = self._is_static(precision) and rank_nodes(self._context, request, nodes)
         kept, trials = search(
             ranked or nodes,
             holds,
@@ -248,7 +235,7 @@ class PrecisionAttempts:
         )
         if len(kept) == len(nodes):
             return dataclasses.replace(first, trials=trials)
-        step = latest.get(kept) or self._try(precision, kept | always)[0]
+        step = latest.get(kept) or self._try(precision, kept)[0]
         return dataclasses.replace(step, trials=trials)
 
     def _try_first(self, precision: str) -> Trial:
@@ -340,26 +327,13 @@ class PrecisionAttempts:
 
     def _request(self, precision: str, kept: Kept) -> PassRequest:
         """Returns the request that makes a precision, with nodes kept besides those of the spec."""
-        half, quantize = self._convert.half, self._convert.quantize
         int8 = f"int8-{'weights' if self._mode == 'weight_only' else self._mode}"
-        names = {"fp16": "fp16", "mixed": "fp16", "bf16": "bf16", "int8": int8, "int4": "int4-weights"}
         return PassRequest(
             source=self._parent.path,
             written=self.written,
-            name=names[precision],
-            half=half.model_copy(
-                update={
-                    "keep_nodes": tuple(sorted({*half.keep_nodes, *kept})),
-                    # Nodes whose weights do not fit are kept in mixed precision, once they are known.
-                    "clip": half.clip or precision == "mixed",
-                }
-            ),
-            quantize=quantize.model_copy(
-                update={
-                    "exclude": tuple(sorted({*quantize.exclude, *kept})),
-                    "activation": self._activation(),
-                }
-            ),
+            name={"int8": int8, "int4": "int4-weights"}.get(precision, precision),
+            keep_nodes=tuple(sorted({*self._convert.keep_nodes, *kept})),
+            quantize=self._convert.quantize.model_copy(update={"activation": self._activation()}),
             samples=tuple(self._calibration) if self._is_static(precision) else (),
         )
 

@@ -69,7 +69,7 @@ class ConvertStage:
         return {
             **gate_key(plan.spec),
             **judge_key(plan.spec),
-            **convert.model_dump(mode="json", include={"half", "quantize", "search"}),
+            **convert.model_dump(mode="json", include={"keep_nodes", "quantize", "search"}),
             "steps": list(steps),
             "is_auto": convert.is_auto,
             "others": [name for name in convert.precisions(target) if name in steps[1:]],
@@ -175,7 +175,7 @@ def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionSt
         tried.append(attempts.try_step(step) if is_needed else PrecisionStep(step, TAKEN))
         if tried[-1].outcome == TAKEN:
             return tuple(tried)
-    hint = "add to the spec: convert: {ladder: [int8, mixed, fp16, fp32]}; or widen the gate"
+    hint = "add to the spec: convert: {ladder: [int8, fp16, fp32]}; or widen the gate"
     if fallbacks:
         hint = "end convert.ladder with fp32 to leave the variant out; or widen the gate in the spec"
     raise StageError(

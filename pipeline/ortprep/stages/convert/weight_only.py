@@ -67,7 +67,7 @@ def quantize_weights(request: PassRequest) -> PassReply:
     """
     source, quantize = request.source, request.quantize
     operators = quantize.operators or OPERATORS
-    model, nodes = read_checked_graph(source, quantize, OPERATORS)
+    model, nodes = read_checked_graph(request, OPERATORS)
     holders = _weight_holders(model)
     products = [
         (graph, node)
@@ -75,7 +75,7 @@ def quantize_weights(request: PassRequest) -> PassReply:
         for node in graph.node
         if node.op_type in operators
         and node.domain in PLAIN_DOMAINS
-        and node.name not in quantize.exclude
+        and node.name not in request.keep_nodes
         and node.input[1] in holders
         and (node.op_type == "MatMul" or is_plain_gemm(node))
     ]

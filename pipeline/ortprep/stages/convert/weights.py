@@ -19,8 +19,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from ortprep.bundle.onnx_wire import read_skeleton
 from ortprep.errors import StageError, require_known
-from ortprep.spec.conversion import QuantizeSpec
-from ortprep.stages.convert.pass_records import PassReply
+from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.graph_walk import name_nodes, values_bytes, walk_graphs, walk_nodes
 
 PIECE_BYTES = 16 * 1024 * 1024
@@ -168,13 +167,12 @@ PLAIN_DOMAINS = ("", "ai.onnx")
 
 
 def read_checked_graph(
-    source: Path, quantize: QuantizeSpec, supported: Collection[str]
+    request: PassRequest, supported: Collection[str]
 ) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
     """Reads a model whose nodes then have names, and whose large tensors refer to files.
 
     Args:
-        source: The model.
-        quantize: The spec's section: operators and nodes that it names must exist.
+        request: What is asked for: operators and nodes that it names must exist.
         supported: Operator types that the pass can quantise.
 
     Returns:
@@ -184,9 +182,9 @@ def read_checked_graph(
         SpecError: A node or an operator type is unknown; the nearest name is suggested.
         ValueError: The source is not an ONNX model.
     """
-    for operator in quantize.operators:
+    for operator in request.quantize.operators:
         require_known("operator to quantise", operator, sorted(supported))
-    model = read_graph(source)
+    model = read_graph(request.source)
     name_nodes(model)
     for graph in walk_graphs(model):
         # PyTorch writes shapes of weights. The quantiser transposes the weight of a Gemm under its name and
@@ -195,8 +193,8 @@ def read_checked_graph(
         for value in [value for value in graph.value_info if value.name in held]:
             graph.value_info.remove(value)
     nodes = [(node.name, node.op_type) for graph in walk_graphs(model) for node in graph.node]
-    for name in quantize.exclude:
-        require_known("node to exclude", name, [name for name, _ in nodes])
+    for name in request.keep_nodes:
+        require_known("node to keep", name, [name for name, _ in nodes])
     return model, nodes
 
 

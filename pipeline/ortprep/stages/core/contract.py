@@ -26,7 +26,7 @@ class VariantPlan:
 
     Attributes:
         name: Unique in the bundle: `cpu`, `cuda-fp16`, `cpu-int8-batch8`, `portable`, ….
-        precision: `fp32` (as the source), `fp16`, `bf16`, `mixed`, `int8` or `int4`.
+        precision: `fp32` (as the source), `fp16`, `bf16`, `int8` or `int4`.
         binding: Sizes of its symbolic dimensions, by name.
         is_bucket: Whether it serves batches of exactly these sizes.
         parent: The variant whose graph it is converted from, None for the source's.
