@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 
 from bench.result_file import describe_machine, format_results
 from ortprep.bundle.digest import DigestCache
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
@@ -86,15 +85,15 @@ def get_stream(server: str, repository: str, bundle: Path, destination: Path) ->
             shutil.copyfileobj(answer, file, BLOCK)
 
 
-def publish_once(url: str, bundle: Path, cache: Path, label: str) -> int:
+def publish_once(url: str, bundle: Path, label: str) -> int:
     """Publishes as the command does; returns the bytes sent."""
-    with open_catalogue(url, cache=Cache(cache)) as catalogue:
+    with open_catalogue(url) as catalogue:
         return publish(bundle, catalogue, label=label).uploaded_bytes
 
 
-def pull_once(url: str, cache: Path, out: Path) -> None:
-    """Pulls as the command does, with nothing in the cache."""
-    with open_catalogue(url, cache=Cache(cache)) as catalogue:
+def pull_once(url: str, out: Path) -> None:
+    """Pulls as the command does, into a new folder."""
+    with open_catalogue(url) as catalogue:
         pull(PullRequest(VersionRef(NAME, None)), catalogue, out, hardware=BARE)
 
 
@@ -105,13 +104,13 @@ def run_round(work: Path, bundle: Path, server: str, number: int) -> dict[str, f
     oci = f"oci+{server}/bench{number}"
     ways: list[tuple[str, Callable[[], object]]] = [
         ("cp", lambda: copy(bundle, folder / "cp")),
-        ("folder: publish", lambda: publish_once(str(work / f"r{number}"), bundle, folder / "c1", "a")),
+        ("folder: publish", lambda: publish_once(str(work / f"r{number}"), bundle, "a")),
         ("cp and sync", lambda: copy(bundle, folder / "cps", sync=True)),
-        ("folder: pull", lambda: pull_once(str(work / f"r{number}"), folder / "c2", folder / "out")),
+        ("folder: pull", lambda: pull_once(str(work / f"r{number}"), folder / "out")),
         ("http: put", lambda: put_stream(server, repository, bundle)),
-        ("oci: publish", lambda: publish_once(oci, bundle, folder / "c3", "a")),
+        ("oci: publish", lambda: publish_once(oci, bundle, "a")),
         ("http: get", lambda: get_stream(server, repository, bundle, folder / "get")),
-        ("oci: pull", lambda: pull_once(oci, folder / "c4", folder / "out2")),
+        ("oci: pull", lambda: pull_once(oci, folder / "out2")),
     ]
     seconds: dict[str, float] = {}
     for what, action in ways:
@@ -127,8 +126,8 @@ def measure_small_change(work: Path, build: Build, bundle: Path, server: str) ->
     other = write_bundle(work / "changed", build, graph=b"changed", created_at="2026-11-21T00:00:00+00:00")
     shares = {}
     for kind, url in (("folder", str(work / "small")), ("oci", f"oci+{server}/small")):
-        first = publish_once(url, bundle, work / f"cache-{kind}", "one")
-        shares[kind] = publish_once(url, other, work / f"cache-{kind}", "two") / first
+        first = publish_once(url, bundle, "one")
+        shares[kind] = publish_once(url, other, "two") / first
     return shares
 
 

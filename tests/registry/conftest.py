@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.transport import transfer
 from tests.registry.servers import BUCKET, mlflow_server, oci_server, s3_server
@@ -96,5 +95,5 @@ def model(kind):
 
 @pytest.fixture
 def catalogue(registry, tmp_path):
-    with open_catalogue(registry, cache=Cache(tmp_path / "records")) as opened:
+    with open_catalogue(registry) as opened:
         yield opened

@@ -18,7 +18,6 @@ from typing import Any
 
 import ortprep.registry.backends.directory
 import ortprep.registry.backends.oci  # noqa: F401  both before anything is forked
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.publish import publish
@@ -43,7 +42,7 @@ def die_at(action: str, registry: str, path: str, name: str, step: int) -> None:
     if folder is not None:
         folder.delete = Watched(folder, count).delete
     backend: Any = Watched(opened, count)
-    catalogue = Catalogue(backend, Cache(Path(path).parent / "cache"))
+    catalogue = Catalogue(backend)
 
     def observe(progress: Progress) -> None:
         count("progress")

@@ -43,7 +43,6 @@ from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.mlflow import MlflowBackend
 from ortprep.registry.backends.mlflow_server import MlflowServer
 from ortprep.registry.backends.oci import OciBackend
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
@@ -143,7 +142,7 @@ def test_one_changed_byte_in_any_file_is_always_noticed(registry, catalogue, tmp
         data = path.read_bytes()
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
         with (
-            open_catalogue(registry, cache=Cache(tmp_path / f"cache{number}")) as fresh,
+            open_catalogue(registry) as fresh,
             pytest.raises(IntegrityError, match="other bytes than recorded"),
         ):
             pull_it(fresh, tmp_path / f"out{number}")
@@ -255,11 +254,11 @@ def test_a_document_that_is_not_what_its_name_says_is_refused(registry, catalogu
     other = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="other")
     part, version = (Path(registry, "net", kind) for kind in (Kind.PART, Kind.VERSION))
     (part / ref_name(published.part)).write_bytes((part / ref_name(other.part)).read_bytes())
-    with open_catalogue(registry, cache=Cache(tmp_path / "fresh")) as fresh:
+    with open_catalogue(registry) as fresh:
         with pytest.raises(IntegrityError, match="does not match its digest: parts/"):
             pull_it(fresh, tmp_path / "out", "good")
         (version / name_of(published.version)).write_bytes(other.version.data)
-    with open_catalogue(registry, cache=Cache(tmp_path / "fresher")) as fresh:
+    with open_catalogue(registry) as fresh:
         assert list(fresh.read_state("net").labels) == ["other"]
         with pytest.raises(NotPublishedError):
             pull_it(fresh, tmp_path / "out", "good")
@@ -348,7 +347,7 @@ def test_a_collection_that_cannot_read_what_stays_removes_nothing(registry, cata
     before = catalogue.read_state("net").versions.keys()
     for path in Path(registry, "net/parts").iterdir():
         path.unlink()
-    with open_catalogue(registry, cache=Cache(tmp_path / "empty")) as other, pytest.raises(NotPublishedError):
+    with open_catalogue(registry) as other, pytest.raises(NotPublishedError):
         collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
     assert len(before) == 2
     assert catalogue.read_state("net").versions.keys() == before
@@ -429,22 +428,20 @@ def test_a_collection_removes_no_file_of_a_version_that_it_cannot_read(registry,
         document.unlink()
         document.with_name(ref_name(digest_bytes(data), "2.0")).write_bytes(data)
     before = read_tree(Path(registry, "net"))
-    with open_catalogue(registry, cache=Cache(tmp_path / "empty")) as other:
+    with open_catalogue(registry) as other:
         collect("net", other, policy=RetentionPolicy(1, 0, grace_hours=0), dry_run=False)
     assert read_tree(Path(registry, "net")) == before
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o000])
-def test_nobody_else_can_write_to_a_cached_file_by_a_bundle_that_was_pulled(catalogue, tmp_path, umask):
+def test_nobody_else_can_reach_a_cached_file_whatever_the_umask(catalogue, tmp_path, umask):
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     before = os.umask(umask)
     try:
-        pull_it(catalogue, tmp_path / "out")
+        cached = pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE).path
     finally:
         os.umask(before)
-    linked = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.stat().st_nlink > 1]
-    assert linked
-    assert not [path for path in linked if path.stat().st_mode & 0o022]
+    assert not cached.parent.stat().st_mode & 0o077
 
 
 def test_a_publisher_writes_nothing_where_a_link_leads(registry, catalogue, tmp_path):
@@ -505,7 +502,7 @@ def test_a_compressed_answer_is_neither_asked_for_nor_unfolded(registry, kind, r
     with fault_proxy(upstream) as proxy:
         url = registry.replace(upstream.partition("://")[2], proxy.url.partition("://")[2])
         proxy.faults = [bomb]
-        with open_catalogue(url, cache=Cache(tmp_path / "cache")) as catalogue:
+        with open_catalogue(url) as catalogue:
             with pytest.raises(RegistryError, match="got a compressed answer"):
                 catalogue.read_state("net")
             assert proxy.headers
@@ -614,30 +611,28 @@ def test_a_cached_bundle_that_was_rewritten_is_not_opened(catalogue, tmp_path):
     assert read_tree(cached) == good
 
 
-def test_a_cache_that_others_can_write_to_is_refused(tmp_path):
-    for mode in (0o777, 0o707, 0o702):
-        folder = tmp_path / oct(mode)
-        folder.mkdir()
-        folder.chmod(mode)
-        with pytest.raises(CacheError, match="cache is not safe to use"):
-            Cache(folder)
-    inside = tmp_path / "own"
-    Cache(inside)
-    (inside / "bundles").chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o707, 0o702, None])
+def test_a_cache_that_others_can_write_to_is_refused(catalogue, tmp_path, own_cache, mode):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    own_cache.mkdir(exist_ok=True)
+    cache = own_cache / "registry"
+    if mode is None:
+        (tmp_path / "own").mkdir(mode=0o700)
+        cache.symlink_to(tmp_path / "own")
+    else:
+        cache.mkdir()
+        cache.chmod(mode)
     with pytest.raises(CacheError, match="cache is not safe to use"):
-        Cache(inside)
-    (tmp_path / "link").symlink_to(tmp_path / "own")
-    with pytest.raises(CacheError, match="cache is not safe to use"):
-        Cache(tmp_path / "link")
+        pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
-def test_a_cache_of_another_user_is_refused(tmp_path):
-    folder = tmp_path / "theirs"
-    folder.mkdir(mode=0o700)
-    os.chown(folder, 65534, 65534)
+def test_a_cache_of_another_user_is_refused(catalogue, tmp_path, own_cache):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    (own_cache / "registry").mkdir(parents=True, mode=0o700)
+    os.chown(own_cache / "registry", 65534, 65534)
     with pytest.raises(CacheError, match="cache is not safe to use"):
-        Cache(folder)
+        pull_cached(PullRequest(VersionRef("net", None)), catalogue, hardware=BARE)
 
 
 def test_a_download_is_limited_in_size_and_time(catalogue, tmp_path, monkeypatch):
@@ -659,8 +654,8 @@ def test_a_download_is_limited_in_size_and_time(catalogue, tmp_path, monkeypatch
 def test_what_decides_which_part_is_pulled_is_in_its_document(catalogue, registry, tmp_path, monkeypatch):
     part = catalogue.read_part("net", publish(write_bundle(tmp_path / "bundle"), catalogue).part)
     put_copies(catalogue, registry, part, 40)
-    read, read_records = [], Catalogue.read_records
-    monkeypatch.setattr(Catalogue, "read_records", lambda *some: read.append(some) or read_records(*some))
+    read, fetch_records = [], Catalogue.fetch_records
+    monkeypatch.setattr(Catalogue, "fetch_records", lambda *some: read.append(some) or fetch_records(*some))
     monkeypatch.setenv(MAX_BYTES_VARIABLE, str(part.summary.size_bytes - 1))
     with pytest.raises(RegistryError, match="too large: net"):
         pull_it(catalogue, tmp_path / "out", version="1")
@@ -682,7 +677,7 @@ def test_pages_of_a_list_that_never_ends_are_limited_in_time(tmp_path, monkeypat
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
     if what != "pull":
         monkeypatch.setattr(catalogue_module, "LISTING_TIMEOUT_S", 1.0)
-    with open_catalogue("oci+http://localhost:9/m", cache=Cache(tmp_path / "cache")) as catalogue:
+    with open_catalogue("oci+http://localhost:9/m") as catalogue:
         act, message = {
             "pull": (lambda: pull_it(catalogue, tmp_path / "out"), "pull took too long: net"),
             "publish": (lambda: publish(write_bundle(tmp_path / "b"), catalogue), "does not come to an end"),
@@ -830,8 +825,9 @@ def test_documents_that_are_none_do_not_hide_the_others(registry, catalogue, tmp
     Path(registry, "net/versions", "0" * 64).write_bytes(version.data)
     Path(registry, "net/aliases/bad").write_bytes(b"\xff")
     Path(registry, "net/aliases/dangling").write_text(DIGEST)
-    assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
+    assert list(catalogue.read_state("net").versions) == [version.digest]
     assert caplog.text.count("skipping a version") >= 4
+    assert pull_it(catalogue, tmp_path / "out", version="production") == version.digest
     with pytest.raises(NotPublishedError, match="which does not exist"):
         pull_it(catalogue, tmp_path / "out", version="dangling")
 
@@ -854,7 +850,7 @@ def test_a_promotion_is_refused_where_what_serves_now_cannot_be_read(registry, t
     for path in Path(registry, "net", "versions").glob(f"{new.digest.removeprefix('sha256:')}*"):
         path.write_bytes(b"damaged")
     refused = pytest.raises(PromotionRefusedError, match=f"cannot read {new.digest}, which serves now")
-    with open_catalogue(registry, cache=Cache(tmp_path / "fresh")) as catalogue, refused:
+    with open_catalogue(registry) as catalogue, refused:
         promote(VersionRef("net", old.digest), "production", catalogue)
 
 
@@ -914,7 +910,7 @@ def test_the_parts_of_versions_are_read_up_to_a_bound(registry, catalogue, tmp_p
         )
     with pytest.raises(RegistryError, match="too many bytes in the parts"):
         act(catalogue, tmp_path)
-    kept = sum(file.stat().st_size for file in catalogue.cache.root.rglob("*"))
+    kept = sum(map(len, catalogue._documents.values()))
     assert kept < MAX_LISTING_BYTES + 2 * MAX_DOCUMENT_BYTES
 
 
@@ -945,7 +941,7 @@ def test_the_parts_of_all_versions_are_read_in_time(registry, catalogue, tmp_pat
 
     monkeypatch.setattr(catalogue_module, "LISTING_TIMEOUT_S", 1.0)
     monkeypatch.setattr(catalogue.backend, "open_ref", open_slowly)
-    catalogue.cache = Cache(tmp_path / "empty")
+    catalogue._documents.clear()
     with pytest.raises(RegistryError, match="does not come to an end"):
         collect("net", catalogue)
 

@@ -20,7 +20,6 @@ from ortprep.errors import (
     SignatureError,
 )
 from ortprep.registry.backend import Kind
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import open_catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import PromotionGate, promote, rollback
@@ -251,7 +250,7 @@ def test_of_those_that_take_one_label_for_other_bytes_at_once_at_most_one_gets_i
     start = Barrier(2)
 
     def claim(bundle, label):
-        with open_catalogue(registry, cache=Cache(bundle / "../cache")) as own:
+        with open_catalogue(registry) as own:
             start.wait(600)
             try:
                 return publish(bundle, own, label=label).version.digest
@@ -290,7 +289,7 @@ def test_publishers_at_the_same_time_lose_nothing(registry, catalogue, kind, mod
     bundles = [write_bundle(tmp_path / f"b{i}", build) for i, build in enumerate(builds)]
 
     def run(i):
-        with open_catalogue(registry, cache=Cache(tmp_path / f"cache{i}")) as own:
+        with open_catalogue(registry) as own:
             return publish(bundles[i], own)
 
     with ThreadPoolExecutor(nodes) as pool:

@@ -21,7 +21,6 @@ from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.backends.mlflow import MlflowBackend
 from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServer
 from ortprep.registry.backends.mlflow_server import ProxiedArtifacts
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from tests.registry import builders
@@ -268,7 +267,7 @@ def test_a_version_that_somebody_adds_to_the_number_of_another_deletes_neither(
     number = client.get_model_version_by_alias(model, "production").version
     tag = f"ortprep.versions.{ref_name(forged.digest, forged.label)}"
     client.set_model_version_tag(model, number, tag, forged.data.decode())
-    catalogue = Catalogue(backend, Cache(tmp_path / "cache"))
+    catalogue = Catalogue(backend)
     everything = RetentionPolicy(keep_latest=0, keep_days=0, grace_hours=0)
     with pytest.raises(RegistryError, match="tags of a version in MLflow were changed"):
         collect(model, catalogue, policy=everything, dry_run=False)

@@ -30,7 +30,6 @@ from ortprep.registry.backends import oci
 from ortprep.registry.backends.http_client import HttpClient
 from ortprep.registry.backends.oci import OciBackend
 from ortprep.registry.backends.oci_auth import OciClient, read_credentials
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.documents import INDEX, MANIFEST, parse_version
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
@@ -141,7 +140,7 @@ def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
 @pytest.mark.attack
 def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
     """As somebody who may push but not delete would try."""
-    live, catalogue = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z"), Catalogue(backend, Cache())
+    live, catalogue = publish(backend, tmp_path, "2.0", "2026-05-05T00:00:00Z"), Catalogue(backend)
     gone, (part,) = publish(backend, tmp_path), live.parts
     live_part = catalogue.read_part(MODEL, part.digest)
     catalogue.attach_signature(live_part, b"{}")
@@ -167,7 +166,7 @@ def test_a_tag_cannot_have_a_live_version_or_part_removed(backend, tmp_path):
     assert gone.digest not in list_versions(backend, MODEL)
     assert list(catalogue.read_state(MODEL).versions) == [live.digest]
     assert read_part(backend, part.digest, MODEL)
-    again = Catalogue(backend, Cache(tmp_path / "c")).read_signatures(live_part)
+    again = Catalogue(backend).read_signatures(live_part)
     assert again == {part.digest: (b"{}",)}
 
 
@@ -277,7 +276,7 @@ def test_an_endless_manifest_is_given_up(backend, proxy, tmp_path):
     part = part_of(FILES)
     publish(backend, tmp_path)
     for path, read in (
-        ("manifests", lambda: Catalogue(backend, Cache()).read_part(MODEL, part.digest)),
+        ("manifests", lambda: Catalogue(backend).read_part(MODEL, part.digest)),
         ("tags/list", lambda: list_versions(backend, MODEL)),
     ):
         proxy.clear()
@@ -325,7 +324,7 @@ def test_an_index_stands_under_its_label_and_aliases(backend, tmp_path):
 def test_a_part_without_a_version_goes_after_the_grace_period_unless_it_is_refreshed(
     backend, tmp_path, monkeypatch
 ):
-    version, catalogue, now_s = publish(backend, tmp_path), Catalogue(backend, Cache()), time.time()
+    version, catalogue, now_s = publish(backend, tmp_path), Catalogue(backend), time.time()
     (part,) = version.parts
     delete(backend, version)
 
@@ -354,7 +353,7 @@ def test_the_registrys_own_garbage_collection_spares_live_versions_and_frees_the
 
     with (
         oci_server(folder) as server,
-        open_catalogue(oci_url(server.url), cache=Cache(tmp_path / "a")) as one,
+        open_catalogue(oci_url(server.url)) as one,
     ):
         for number in range(4):
             publish_bundle(bundle(number), one)
@@ -368,7 +367,7 @@ def test_the_registrys_own_garbage_collection_spares_live_versions_and_frees_the
         assert sum(size >= 1_000_000 for size in sizes) == 1
         with oci_server(folder) as server:
             url = f"oci+{server.url}/team{repositories}"
-            with open_catalogue(url, cache=Cache(tmp_path / f"b{len(untagged)}")) as other:
+            with open_catalogue(url) as other:
                 pull(PullRequest(VersionRef("net", kept.digest)), other, runs, hardware=BARE)
         assert read_tree(runs) == read_tree(tmp_path / "3")
 

@@ -90,7 +90,7 @@ def test_a_bundle_put_in_place_after_the_signature_was_verified_is_not_opened(si
         verified = verify(*args, **options)
         for path in signed.rglob("*"):
             if path.is_file() and ".registry" not in path.parts:
-                path.unlink()  # its bytes are shared with the cache
+                path.unlink()
         write_bundle(signed, seed=9)
         return verified
 
@@ -120,17 +120,6 @@ def test_the_signature_of_another_key_is_refused(signed, tmp_path):
     _, other = write_keys(tmp_path / "other")
     with pytest.raises(SignatureError):
         load(signed, require_signature=other)
-
-
-@pytest.mark.attack
-def test_a_pull_that_verifies_believes_no_remembered_digest(signed, key, tmp_path, own_cache):
-    digest = digest_file(signed / DATA)
-    text = digest.partition(":")[2]
-    change_weights(own_cache / "registry" / "files" / text[:2] / text)
-    request = PullRequest(VersionRef("linear", None), public_key=key)
-    with open_catalogue(str(tmp_path / "registry")) as catalogue, pytest.raises(IntegrityError):
-        pull(request, catalogue, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_drop_in_session_is_of_the_bundle_that_was_signed(tmp_path, key, monkeypatch):

@@ -14,7 +14,6 @@ import pytest
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ConflictError, NotPublishedError, PipelineError
 from ortprep.registry.backend import Kind
-from ortprep.registry.cache import Cache
 from ortprep.registry.catalogue import Catalogue
 from ortprep.registry.documents import build_version
 from ortprep.registry.garbage_collection import RetentionPolicy, choose_kept, collect
@@ -59,7 +58,7 @@ def interposed(registry, tmp_path, call, action):
             if len(calls) == 1:
                 action()
 
-    return Catalogue(Watched(open_registry(registry), act), Cache(tmp_path / "interposed")), calls
+    return Catalogue(Watched(open_registry(registry), act)), calls
 
 
 def age(registry):
@@ -100,7 +99,7 @@ def test_a_part_that_a_collection_removes_before_its_version_is_there_is_written
     published = publish(write_bundle(tmp_path / "bundle"), slow)
     assert calls
     request = PullRequest(VersionRef("net", published.version.digest))
-    fresh = Catalogue(catalogue.backend, Cache(tmp_path / "fresh"))
+    fresh = Catalogue(catalogue.backend)
     pull(request, fresh, tmp_path / "out", hardware=BARE)
 
 
@@ -156,7 +155,7 @@ def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_
 
     backend: Any = Watched(open_registry(registry), after=overtake)
     with pytest.raises(ConflictError, match="another process moves net@production"):
-        promote(VersionRef("net", "v0"), "production", Catalogue(backend, Cache(tmp_path / "c")))
+        promote(VersionRef("net", "v0"), "production", Catalogue(backend))
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
 
 
@@ -225,7 +224,7 @@ def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_
     paths: list[Path] = []
 
     def run():
-        own = Catalogue(backend, Cache(tmp_path / "shared"))
+        own = Catalogue(backend)
         paths.append(pull_cached(PullRequest(VersionRef("net", None)), own, hardware=BARE).path)
 
     threads = [threading.Thread(target=run) for _ in range(6)]
@@ -294,7 +293,7 @@ def test_after_a_promotion_that_was_killed_the_version_before_serves_and_stays(c
 
     dying: Any = Watched(catalogue.backend, die)
     with pytest.raises(KeyboardInterrupt):
-        promote(VersionRef("net", third), "production", Catalogue(dying, catalogue.cache))
+        promote(VersionRef("net", third), "production", Catalogue(dying))
     state = catalogue.read_state("net")
     assert state.aliases == {"production": second}
     previous = catalogue.list_refs("net", Kind.PREVIOUS)

@@ -99,10 +99,6 @@ class Backend(Protocol):
     url: str
     """Where it is, in full; never with credentials."""
 
-    def read_server(self) -> str:
-        """Returns the server that settings of this machine name, where the URL does not say."""
-        return ""
-
     def has_file(self, part: Part, entry: FileEntry) -> bool:
         """Says whether a file of a part is there, with its size; its grace period begins again then."""
 

@@ -1,16 +1,15 @@
-"""A backend whose answers are checked, with a cache."""
+"""A backend whose answers are checked."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ortprep.bundle.digest import digest_bytes
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, read_loader_config
 from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.bundle.scratch_folder import scratch_folder
@@ -25,7 +24,6 @@ from ortprep.registry.backend import (
     ref_name,
     subject_digits,
 )
-from ortprep.registry.cache import Cache
 from ortprep.registry.documents import (
     MAX_DOCUMENT_BYTES,
     Part,
@@ -40,7 +38,7 @@ from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
 from ortprep.registry.versions import ModelState, build_state, is_alias_name
 from ortprep.transport.time_limit import limit_time
-from ortprep.transport.transfer import Download, Report, ignore, map_parallel, with_retries
+from ortprep.transport.transfer import Download, Report, download, ignore, map_parallel, with_retries
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +58,14 @@ def _in_time() -> Iterator[None]:
 
 
 class Catalogue:
-    """The checked content of a registry; documents and files are kept in a cache between commands.
+    """The checked content of a registry; documents are asked for once.
 
     Every method raises RegistryError if the registry fails.
     """
 
-    def __init__(self, backend: Backend, cache: Cache) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.cache = cache
+        self._documents: dict[str, bytes] = {}
 
     @_in_time()
     def list_models(self) -> tuple[str, ...]:
@@ -75,10 +73,22 @@ class Catalogue:
         return self.backend.list_models()
 
     @_in_time()
-    def read_state(self, model: str) -> ModelState:
-        """Reads which versions a model has now and what names them."""
+    def read_state(self, model: str, named: str | None = None) -> ModelState:
+        """Reads which versions a model has now and what names them.
+
+        Of a model that has any of that name, only the versions `named` so are read: by an alias, a label or a
+        whole digest.
+        """
+        refs, pointers = self.list_refs(model, Kind.VERSION), self.list_refs(model, Kind.ALIAS)
+        if named is not None:
+            digests = {pointers.get(named, ""), PREFIX + named.removeprefix(PREFIX)}
+            refs = {
+                name: digest
+                for name, digest in refs.items()
+                if digest in digests or name.partition(".")[2] == named
+            } or refs
         versions = []
-        for data in self._read_documents(model, Kind.VERSION, self.list_refs(model, Kind.VERSION)):
+        for data in self._read_documents(model, Kind.VERSION, refs):
             with _skipped(f"a version of {model}"):
                 version = parse_version(data)
                 if version.model == model:
@@ -86,7 +96,7 @@ class Catalogue:
         labels = {version.digest: version.label for version in versions}
         aliases = {
             alias: digest
-            for alias, digest in self.list_refs(model, Kind.ALIAS).items()
+            for alias, digest in pointers.items()
             if labels.get(digest) != alias and is_alias_name(alias)
         }
         return build_state(model, versions, aliases)
@@ -127,9 +137,8 @@ class Catalogue:
 
     def _fetch_document(self, model: str, kind: Kind, name: str) -> bytes:
         """Returns the document of a ref, unchecked and of at most one byte more than it may have."""
-        cached = self.cache.read_document(digest_of(name))
-        if cached is not None:
-            return cached
+        if known := self._documents.get(digest_of(name)):
+            return known
 
         def fetch() -> bytes:
             data = bytearray()
@@ -149,7 +158,7 @@ class Catalogue:
                 f"a document does not match its digest: {kind}/{name} of {model}\n"
                 f"  expected {digest_of(name)}, got other bytes"
             )
-        self.cache.write_document(data)
+        self._documents[digest_of(name)] = data
         return data
 
     def attach_signature(self, part: Part, data: bytes) -> None:
@@ -221,22 +230,21 @@ class Catalogue:
             raise problems[0]
         return tuple(verified)
 
-    def read_records(self, part: Part) -> tuple[LoaderConfig, Manifest]:
-        """Reads a part's `loader.json` and `manifest.json`.
+    def fetch_records(self, part: Part, folder: Path) -> tuple[LoaderConfig, Manifest]:
+        """Reads a part's `loader.json` and `manifest.json`, which it puts into a folder.
 
         Raises:
             IntegrityError: The registry has other bytes than were published, or they contradict the part.
             BundleError: They are not of this form.
         """
-        with scratch_folder("ortprep-manifest-") as folder:
-            for path, entry in small_files(part).items():
-                shutil.copyfile(self.fetch_file(part, entry, ignore), folder / path)
-            config, manifest = read_loader_config(folder), read_manifest(folder)
+        for entry in small_files(part).values():
+            self.fetch_file(part, entry, folder)
+        config, manifest = read_loader_config(folder), read_manifest(folder)
         check_part_bundle(part, config, manifest)
         return config, manifest
 
     def read_manifests(self, parts: Sequence[Part]) -> tuple[tuple[Part, Manifest], ...]:
-        """Reads the manifests of parts, those prepared last first; raises as `read_records`.
+        """Reads the manifests of parts, those prepared last first; raises as `fetch_records`.
 
         Raises:
             RegistryError: Together they are larger than `MAX_LISTING_BYTES`, and none is read; or they have
@@ -245,26 +253,39 @@ class Catalogue:
         size_bytes = sum(entry.size_bytes for part in parts for entry in small_files(part).values())
         check_listing(size_bytes, f"the records of {len(parts)} parts")
         newest = sorted(parts, key=lambda part: (part.summary.created_at, part.digest), reverse=True)
-        found = tuple((part, self.read_records(part)[1]) for part in newest)
+        found = tuple((part, self._read_manifest(part)) for part in newest)
         if sum(len(manifest.variants) for _, manifest in found) > MAX_TOTAL_VARIANTS:
             raise RegistryError(
                 f"too many variants in {len(parts)} parts\n  expected at most {MAX_TOTAL_VARIANTS}, got more"
             )
         return found
 
-    def fetch_file(self, part: Part, entry: FileEntry, report: Report) -> Path:
-        """Returns one of a part's files, from the cache or by way of it.
+    def _read_manifest(self, part: Part) -> Manifest:
+        with scratch_folder("ortprep-manifest-") as folder:
+            return self.fetch_records(part, folder)[1]
+
+    def fetch_file(self, part: Part, entry: FileEntry, folder: Path, report: Report = ignore) -> None:
+        """Puts one of a part's files into a folder, unless it is there already.
 
         Raises:
-            IntegrityError: The registry has other bytes than were published.
+            IntegrityError: The registry has other bytes than were published, or they are there.
             NotPublishedError: It is not there any more.
             OSError: The disk is full.
         """
+        path, reported = folder / entry.path, 0
 
         def open_at(offset: int) -> AbstractContextManager[Download]:
             return self.backend.open_file(part, entry, offset)
 
-        return self.cache.fetch_file(entry, open_at, report)
+        def report_more(done_bytes: int) -> None:
+            nonlocal reported
+            report(done_bytes - reported)
+            reported = done_bytes
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        download(open_at, path, entry, progress=report_more)
+        report_more(entry.size_bytes)
+        DigestCache().record(path, entry.sha256)
 
 
 @contextlib.contextmanager
@@ -277,7 +298,7 @@ def _skipped(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_catalogue(url: str, *, cache: Cache | None = None) -> Iterator[Catalogue]:
-    """Yields the registry at a URL; raises what `open_registry` and `Cache` do."""
+def open_catalogue(url: str) -> Iterator[Catalogue]:
+    """Yields the registry at a URL; raises what `open_registry` does."""
     with contextlib.closing(open_registry(url)) as backend:
-        yield Catalogue(backend, cache or Cache())
+        yield Catalogue(backend)

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import datetime
+import fcntl
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.digest import DigestCache, digest_file, is_digest
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, digest_json
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.bundle.loader_config import FileEntry
-from ortprep.bundle.verification import check_bundle, compare_bundle, describe_loss
-from ortprep.errors import (
-    BundleError,
-    RegistryError,
-    RegistryUnavailableError,
-    SignatureError,
-    hint_of_os_error,
+from ortprep.bundle.verification import (
+    Digester,
+    check_bundle,
+    compare_bundle,
+    compare_files,
+    describe_loss,
 )
+from ortprep.errors import BundleError, RegistryError, hint_of_os_error
 from ortprep.quoting import quoted
 from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
-from ortprep.registry.documents import Part, Version, parse_part, parse_version
+from ortprep.registry.documents import Part, Version
 from ortprep.registry.part_bundle import choose_part
 from ortprep.registry.references import VersionRef
-from ortprep.registry.signatures import PullReceipt, verify_bundle, verify_part, write_receipt
+from ortprep.registry.signatures import (
+    PullReceipt,
+    read_receipt,
+    verify_bundle,
+    verify_part,
+    write_receipt,
+)
 from ortprep.registry.versions import resolve
 from ortprep.runtime.machine.hardware import Hardware, read_hardware
 from ortprep.spec.urls import redact_url
@@ -41,6 +49,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE = "ORTPREP_MAX_PULL_BYTES", "ORTPREP_PULL_TIMEOUT_S"
 DEFAULT_MAX_BYTES = 2**40
 DEFAULT_TIMEOUT_S = 6 * 3600
+_LOCK_POLL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class PullResult:
     """The outcome of pulling.
 
     Attributes:
-        fetched_bytes: Size of the files that were not on this machine.
+        fetched_bytes: Size of the files that the folder did not have.
     """
 
     path: Path
@@ -79,7 +88,7 @@ def _in_time(request: PullRequest) -> Iterator[None]:
     timeout_s = read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
     late = RegistryError(
         f"pull took too long: {request.reference}\n  expected {timeout_s} s at most",
-        hint=f"export {TIMEOUT_VARIABLE}=SECONDS   (what was fetched is kept)",
+        hint=f"export {TIMEOUT_VARIABLE}=SECONDS",
     )
     with limit_time(timeout_s, late):
         yield
@@ -95,8 +104,8 @@ def pull(
 ) -> PullResult:
     """Pulls a part of a version into a folder, which appears whole or not at all.
 
-    A bundle that is there is replaced in one step. `hardware` is that of the machine the part is for, None
-    for this one.
+    A bundle that is there is replaced in one step; files that it has too are not fetched. `hardware` is that
+    of the machine the part is for, None for this one.
 
     Raises:
         NotPublishedError: There is no such version.
@@ -106,103 +115,42 @@ def pull(
             large, takes too long, or the registry failed.
     """
     check_replaceable(out)
+    digest = DigestCache().digest if request.public_key is None else digest_file
     with _in_time(request):
         version, part = _choose(request, catalogue, hardware)
-        return _write(request, catalogue, version, part, out, observer, is_there=lambda: False)
+        return _pull_part(request, catalogue, version, part, out, digest, observer)
 
 
 def pull_cached(
-    request: PullRequest,
-    catalogue: Catalogue,
-    *,
-    hardware: Hardware | None = None,
+    request: PullRequest, catalogue: Catalogue, *, hardware: Hardware | None = None
 ) -> PullResult:
     """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
 
-    The bundle stays there until this process ends.
+    A signature is verified, and whoever makes a session hashes its files: remembered digests do until then.
+
+    Raises:
+        CacheError: The cache cannot be made, or others could change what is in it.
     """
     with _in_time(request):
         version, part = _choose(request, catalogue, hardware)
-        path = catalogue.cache.bundle_path(f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}")
-
-        def is_there() -> bool:
-            catalogue.cache.keep(path)
-            digest = DigestCache().digest
-            try:
-                if request.public_key is not None:
-                    return verify_bundle(path, request.public_key, digest) == part
-                return not compare_bundle(path, digest, entries=part.files)
-            except BundleError:
-                return False
-
-        return _write(request, catalogue, version, part, path, ignore, is_there=is_there)
+        folder = Path(require_cache_folder("registry"))
+        folder.chmod(0o700)  # files in it have what the umask asks for
+        out = folder / f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}"
+        return _pull_part(request, catalogue, version, part, out, DigestCache().digest, ignore)
 
 
 def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
     """Returns a version and those of its parts that have the signature that is required.
 
-    They come from the registry or, while it cannot be reached, are what they were last time.
-
     Raises:
         NotPublishedError: There is no such version.
         SignatureError: No part of it is signed as is required.
-        RegistryUnavailableError: The registry cannot be reached, and the reference was never resolved here.
-        RegistryError: The registry failed in another way.
+        RegistryError: The registry failed.
     """
     reference = request.reference
-    if request.public_key is None and reference.version is not None and is_digest(reference.version):
-        remembered = _recall(request, catalogue)
-        if remembered is not None:
-            return remembered[0]  # a digest never comes to mean anything else
-    try:
-        state = catalogue.read_state(reference.name)
-        version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
-        parts = catalogue.read_parts(version, public_key=request.public_key)
-    except RegistryUnavailableError as error:
-        remembered = _recall(request, catalogue)
-        if remembered is None:
-            raise
-        resolved, at_s = remembered
-        at = datetime.datetime.fromtimestamp(at_s, datetime.UTC).isoformat(timespec="minutes")
-        reason = error.message.partition("\n")[0]
-        log.warning(
-            "%s; using the version that %s named at %s: %s", reason, reference, at, resolved[0].digest
-        )
-        return resolved
-    for name in (reference, VersionRef(reference.name, version.digest)):
-        key = _memory_key(replace(request, reference=name), catalogue)
-        catalogue.cache.remember(key, [version.digest, *(part.digest for part in parts)])
-    return version, parts
-
-
-def _memory_key(request: PullRequest, catalogue: Catalogue) -> list[Any]:
-    """Returns what a reference is remembered under: what was verified with one key is not for another.
-
-    A key is known by its bytes: its file may have been replaced. A digest means the same on any server.
-    """
-    try:
-        key = None if request.public_key is None else digest_file(request.public_key)
-    except OSError as error:
-        raise SignatureError(
-            f"cannot read the public key: {request.public_key}\n  {error.strerror}"
-        ) from error
-    is_fixed = request.reference.version is not None and is_digest(request.reference.version)
-    server = "" if is_fixed else catalogue.backend.read_server()
-    return [catalogue.backend.url, server, str(request.reference), key]
-
-
-def _recall(
-    request: PullRequest, catalogue: Catalogue
-) -> tuple[tuple[Version, tuple[Part, ...]], float] | None:
-    """Returns what a reference named last, and when; None if any document of it is gone."""
-    digests, at_s = catalogue.cache.recall(_memory_key(request, catalogue))
-    documents = [data for data in map(catalogue.cache.read_document, digests) if data is not None]
-    if not documents or len(documents) < len(digests):
-        return None
-    try:
-        return (parse_version(documents[0]), tuple(map(parse_part, documents[1:]))), at_s
-    except BundleError:
-        return None  # of another release of ortprep; the registry has it
+    state = catalogue.read_state(reference.name, reference.version)
+    version = resolve(state, reference.version, registry=redact_url(catalogue.backend.url))
+    return version, catalogue.read_parts(version, public_key=request.public_key)
 
 
 def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | None) -> tuple[Version, Part]:
@@ -230,84 +178,129 @@ def _choose(request: PullRequest, catalogue: Catalogue, hardware: Hardware | Non
     return version, part
 
 
-def _write(
+def _pull_part(
     request: PullRequest,
     catalogue: Catalogue,
     version: Version,
     part: Part,
     out: Path,
+    digest: Digester,
     observer: Observer,
-    *,
-    is_there: Callable[[], bool],
 ) -> PullResult:
-    """Puts a part into its place, unless it is there already; see `pull`."""
-    cache, fetched_bytes = catalogue.cache, 0
+    """Puts a part into its place, unless it is there already, by digests that may be a cache's."""
+    fetched_bytes = 0
     receipt = PullReceipt(
         redact_url(catalogue.backend.url), str(request.reference), version.digest, part.digest
     )
     try:
-        with cache.lock_folder(out):
-            if not is_there():
-                unique = {entry.sha256: entry for entry in part.files}.values()
-                fetched_bytes = sum(entry.size_bytes for entry in unique if not cache.has_file(entry))
-                progress = Progress("download", sum(entry.size_bytes for entry in unique), observer)
-                _fetch(receipt, part, catalogue, out, progress, request.public_key)
+        with _locked(out):
+            if not _is_there(out, version, part, request.public_key, digest):
+                kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
+                missing = {*_first_of_each(part).values()} - {*kept}
+                fetched_bytes = sum(entry.size_bytes for entry in missing)
+                progress = Progress("download", fetched_bytes, observer)
+                _put_together(receipt, part, catalogue, out, kept, progress, request.public_key)
     except OSError as error:
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         raise RegistryError(
-            f"cannot write {out}, or the cache in {cache.root}\n  {error.strerror or error}",
-            hint=hint_of_os_error(error, str(parent), str(cache.root)),
+            f"cannot write {out}\n  {error.strerror or error}", hint=hint_of_os_error(error, str(parent))
         ) from error
-    cache.trim()
     variants = tuple(variant.name for variant in part.summary.variants)
     size_bytes = part.summary.size_bytes
     return PullResult(out, version.digest, part.digest, variants, fetched_bytes, size_bytes)
 
 
-def _fetch(
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Holds a lock against other pulls to a place on this machine; waits as long as the pull may take.
+
+    Its file is one of a bounded number, and never removed.
+    """
+    stripe = digest_json(os.path.realpath(out)).removeprefix(PREFIX)[:2]
+    place = f"{require_cache_folder('pull-locks')}/{stripe}"
+    handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            check_time()
+            time.sleep(_LOCK_POLL_INTERVAL_S)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_there(out: Path, version: Version, part: Part, public_key: Path | None, digest: Digester) -> bool:
+    """Says whether a folder is just what would be pulled into it."""
+    try:
+        if read_receipt(out).version != version.digest:
+            return False
+        if public_key is not None:
+            return verify_bundle(out, public_key, digest) == part
+        return not compare_bundle(out, digest, entries=part.files)
+    except BundleError:
+        return False
+
+
+def _is_kept(out: Path, entry: FileEntry, digest: Digester) -> bool:
+    """Says whether the bundle that is to be replaced has a file of the new one."""
+    with suppress(BundleError):
+        return not compare_files(out, (entry,), digest)
+    return False
+
+
+def _put_together(
     receipt: PullReceipt,
     part: Part,
     catalogue: Catalogue,
     out: Path,
+    kept: Collection[FileEntry],
     progress: Progress,
     public_key: Path | None,
 ) -> None:
     """Fetches what is missing, and puts the bundle together."""
-    catalogue.read_records(part)  # before gigabytes of weights: they must say what the document says
     remove_stale_temporaries(out.absolute().parent, out.name)
-    signatures = catalogue.read_signatures(part)[part.digest]
-    if public_key is not None:
-        # Also where the parts are remembered ones: what is kept with the bundle must be valid by itself. The
-        # valid one comes first: others may have attached more than are kept.
-        signatures = (verify_part(part, signatures, public_key), *signatures)
-    first_paths = {entry.sha256: entry.path for entry in reversed(part.files)}
     # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
     with new_folder(out.absolute(), durable=False) as folder:
-
-        def place(entry: FileEntry, alone: Collection[str] = ()) -> None:
-            """Puts a file into the bundle at once, so that the cache may forget it again."""
-            report = progress.add if first_paths[entry.sha256] == entry.path else ignore
-            source = catalogue.fetch_file(part, entry, report)
-            (copy_file if entry.path in alone else link_or_copy)(source, folder / entry.path)
-
+        catalogue.fetch_records(part, folder)  # before gigabytes of weights: they say what the document says
+        signatures = catalogue.read_signatures(part)[part.digest]
+        if public_key is not None:
+            # The valid one comes first: others may have attached more than are kept.
+            signatures = (verify_part(part, signatures, public_key), *signatures)
         write_receipt(folder, receipt, part, signatures)
-        largest_first = sorted(part.files, key=lambda entry: -entry.size_bytes)
-        graphs = [entry for entry in largest_first if entry.path.endswith(".onnx")]
-        map_parallel(place, graphs)
-        # The graphs say which of the other files must be copies.
-        alone = _find_alone(graphs, folder)
-        others = [entry for entry in largest_first if entry not in graphs]
-        map_parallel(lambda entry: place(entry, alone), others)
+        first = _first_of_each(part)
+
+        def place(entry: FileEntry) -> None:
+            is_kept = entry in kept
+            if is_kept and not (folder / entry.path).exists():
+                copy_file(out / entry.path, folder / entry.path)
+            catalogue.fetch_file(part, entry, folder, ignore if is_kept else progress.add)
+
+        map_parallel(place, sorted(first.values(), key=lambda entry: -entry.size_bytes))
+        alone = _find_alone(part, folder)
+        for entry in part.files:
+            same = first[entry.sha256].path
+            if entry.path != same:
+                put = copy_file if alone & {entry.path, same} else link_or_copy
+                put(folder / same, folder / entry.path)
         check_bundle(folder, DigestCache().digest)
         check_replaceable(out)
 
 
-def _find_alone(graphs: Sequence[FileEntry], folder: Path) -> frozenset[str]:
+def _first_of_each(part: Part) -> dict[str, FileEntry]:
+    """Returns the first of a part's files of each content, by their digests."""
+    return {entry.sha256: entry for entry in reversed(part.files)}
+
+
+def _find_alone(part: Part, folder: Path) -> frozenset[str]:
     """Returns the files that ONNX Runtime takes with one link only."""
+    first = _first_of_each(part)
     return frozenset(
         str(PurePosixPath(entry.path).parent / name)
-        for entry in graphs
-        for name in unlinkable_files(folder / entry.path, check_time)
+        for entry in part.files
+        if entry.path.endswith(".onnx")
+        for name in unlinkable_files(folder / first[entry.sha256].path, check_time)
     )
 
 

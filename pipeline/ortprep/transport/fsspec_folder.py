@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -52,16 +51,6 @@ _PLUGIN_FAILURES = (
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
 """What filesystems call the time of the last write."""
 
-_SERVER_NAMES = (
-    "s3.meta.endpoint_url",
-    "service_client.primary_hostname",
-    "account_name",
-    "_location",
-    "_endpoint",
-    "endpoint",
-)
-"""What filesystems call the server that their settings name: s3fs, adlfs (twice), gcsfs, ossfs, the Hub."""
-
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 
@@ -96,18 +85,6 @@ class FsspecFolder:
         protocol = self._filesystem.protocol
         self._protocols = frozenset({protocol} if isinstance(protocol, str) else protocol)
         self._is_local = "file" in self._protocols
-
-    def read_server(self) -> str:
-        """Returns the server that the filesystem's own settings name, such as `$AWS_ENDPOINT_URL`."""
-
-        def read() -> str:
-            found = []
-            for name in _SERVER_NAMES:
-                with suppress(AttributeError):
-                    found.append(str(attrgetter(name)(self._filesystem)))
-            return " ".join(found)
-
-        return "" if self._is_local else self._try(read, "")
 
     def is_absent(self) -> bool:
         """Says whether the folder is known not to be there; many stores know no empty folders."""

@@ -52,9 +52,6 @@ class DirectoryBackend(Backend):
         self.url = url
         self._folder = FsspecFolder(url)
 
-    def read_server(self) -> str:
-        return self._folder.read_server()
-
     def has_file(self, part: Part, entry: FileEntry) -> bool:
         path = _file_path(part.model, entry)
         file = self._folder.describe_file(path)

@@ -37,7 +37,7 @@ def locate(
         LoadError: `bundle` is not a path.
         MissingExtraError: Registries, or signatures, need packages that are not installed.
         SignatureError: The bundle is not signed as required.
-        RegistryError: The registry has no such version, failed, or cannot be reached and never was.
+        RegistryError: The registry has no such version, or failed.
         IntegrityError: The bytes are not those that were published.
     """
     path = _as_text(bundle)
