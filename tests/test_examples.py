@@ -132,16 +132,6 @@ def test_the_container_job_loads_only_what_its_key_signed(tmp_path, monkeypatch)
         load(public)
 
 
-def test_the_image_has_the_extras_that_its_pod_needs_and_the_pod_runs_what_the_recipe_ran():
-    (pod,) = find_pods(yaml.safe_load(MANIFEST.read_text()))
-    _, pull = pod["initContainers"]
-    registry = next(entry["value"] for entry in pull["env"] if entry["name"] == "ORTPREP_REGISTRY")
-    (extras,) = re.findall(r"\.whl\[(.*)\]", (DEPLOYED / "Dockerfile").read_text())
-    assert set(extras.split(",")) == {registry.partition("+")[0], "sign"}
-    names = [part.replace("/models/", "pulled/").replace("/keys/", "") for part in pull["args"]]
-    assert " ".join(names) in (DEPLOYED / "run.sh").read_text().splitlines()
-
-
 def test_every_script_of_the_workflow_is_one_that_bash_takes():
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
     scripts = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
@@ -202,24 +192,8 @@ def stable_lines(name, transcript):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_page_is_made_from_its_recipe(name):
     assert page_path(name).read_text() == build_page(name), f"run: python -m docs.recipe_pages {name}"
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_command_of_a_page_is_in_the_script(name):
-    script = (EXAMPLES / name / "run.sh").read_text().splitlines()
-    page = (EXAMPLES / name / "page.md").read_text()
-    assert re.findall(r"```(?:bash|sh|console)", page) == []
-    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", page_path(name).read_text(), re.DOTALL)
-    shown = [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line[:2] == "$ "]
-    assert [line for line in shown if line not in script] == []
-    assert blocks
-
-
-def test_a_dockerfile_takes_the_onnxruntime_that_its_page_shows():
-    text = (EXAMPLES / "several_models" / "Dockerfile").read_text()
-    _, recorded = (EXAMPLES / "several_models" / "transcript.txt").read_text().split("\n", 1)
-    pinned = set(re.findall(r"ARG ONNXRUNTIME=(\S+)", text))
-    assert pinned == set(re.findall(r"^onnxruntime-gpu==(\S+)$", recorded, re.MULTILINE))
+    blocks = re.findall(r"```(?:bash|sh|console)", (EXAMPLES / name / "page.md").read_text())
+    assert blocks == [], "commands come from the script alone"
 
 
 @pytest.mark.slow

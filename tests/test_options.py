@@ -173,27 +173,6 @@ def test_an_unknown_option_of_a_version_newer_than_the_table_is_refused_with_the
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        "session.optimized_model_external_initializers_file_name",
-        "session.load_model_format",
-        "session.use_ort_model_bytes_directly",
-        "ep.context_enable",
-        "session.intra_op_num_threads",
-    ],
-)
-def test_a_key_that_the_pipeline_owns_is_reported_as_such(key):
-    (problem,) = check_options("session", {key: "1"}, version=NEWEST)
-    assert "must not be set" in problem
-
-
-@pytest.mark.parametrize("name", ["device_id", "user_compute_stream", "gpu_external_alloc"])
-def test_a_cuda_option_that_the_pipeline_owns_is_reported_as_such(name):
-    (problem,) = check_options(CUDA, {name: 0}, version=NEWEST)
-    assert "must not be set" in problem
-
-
-@pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
         ("session.intra_op_thread_affinities", "1,2;3-4", "0;1"),
@@ -246,13 +225,8 @@ def test_a_hostile_value_is_judged_in_time_and_told_in_short(piece):
 
 @pytest.mark.parametrize("version", ["", "latest", "v1.31"])
 def test_a_version_without_numbers_is_refused(version):
-    checks = (
-        lambda: known_options("session", version),
-        lambda: check_options("session", {}, version=version),
-    )
-    for check in checks:
-        with pytest.raises(SpecError, match="not a version"):
-            check()
+    with pytest.raises(SpecError, match="not a version"):
+        check_options("session", {}, version=version)
 
 
 @pytest.mark.parametrize(
@@ -324,16 +298,6 @@ def test_every_choice_of_an_enumerated_attribute_is_a_member():
         if option.kind == "choice":
             members = type(getattr(options, option.name)).__members__
             assert set(option.values) <= set(members)
-
-
-def test_onnxruntime_itself_takes_junk_that_is_reported_here():
-    onnxruntime, _ = read_installed()
-    options = onnxruntime.SessionOptions()
-    junk = {"session.disable_prepaking": "1", "session.disable_prepacking": "banana"}
-    for key, value in junk.items():
-        options.add_session_config_entry(key, value)
-        assert options.get_session_config_entry(key) == value
-    assert len(check_options("session", junk, version=onnxruntime.__version__)) == 2
 
 
 CHECKED_BY_ONNXRUNTIME = tuple(
