@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.bundle import digest as digest_module
-from ortprep.bundle.digest import DigestCache, digest_blocks, digest_bytes, digest_file, is_digest
+from ortprep.bundle.digest import (
+    BlockDigest,
+    DigestCache,
+    digest_blocks,
+    digest_bytes,
+    digest_file,
+    is_digest,
+)
 from ortprep.bundle.file_memory import (
     cache_folder,
     is_protected,
@@ -112,10 +119,9 @@ def test_the_digest_of_blocks_is_that_of_their_digests_in_order(tmp_path_factory
     data = bytes(range(size))
     path.write_bytes(data)
     digests = [hashlib.sha256(data[at : at + 16]).digest() for at in range(0, size, 16)]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
         patch.setattr(digest_module, "BLOCK_BYTES", 16)
-        patch.setattr(os, "sched_getaffinity", lambda _: range(threads))
-        assert digest_blocks(path) == digest_bytes(b"".join(digests))
+        assert BlockDigest(file).compute(threads) == digest_bytes(b"".join(digests))
 
 
 @pytest.mark.attack

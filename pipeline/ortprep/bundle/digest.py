@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import os
@@ -59,13 +60,13 @@ def digest_file(path: StrPath, *, between_blocks: Callable[[], object] = _carry_
 
 
 def digest_blocks(path: StrPath, *, between_blocks: Callable[[], object] = _carry_on) -> str:
-    """Returns the digest of the digests of a file's blocks of `BLOCK_BYTES`, in order; several threads hash.
+    """Returns the digest of the digests of a file's blocks of `BLOCK_BYTES`, in order; as `BlockDigest`.
 
     Raises:
         OSError: As of `digest_file`, or the file became shorter.
     """
     with open_regular(path) as file:
-        return _digest_blocks(file, between_blocks)
+        return BlockDigest(file, between_blocks).compute(_count_cores())
 
 
 def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
@@ -81,41 +82,68 @@ def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
     return f"{PREFIX}{hasher.hexdigest()}"
 
 
-def _digest_blocks(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
-    """Returns the digest of the digests of an open file's blocks; several threads hash them."""
-    import threading  # takes a millisecond
+class BlockDigest:
+    """The digest of the digests of an open file's blocks, which any number of threads compute together.
 
-    size_bytes = os.fstat(file.fileno()).st_size
-    offsets = iter(range(0, size_bytes, BLOCK_BYTES))
-    digests: dict[int, bytes] = {}
-    errors: list[Exception] = []
+    Args:
+        file: The file; it stays open until `compute` returns.
+        between_blocks: Called after every block; what it raises ends the hashing.
+    """
 
-    def hash_blocks() -> None:
-        buffer = memoryview(bytearray(BLOCK_BYTES))
+    def __init__(self, file: BinaryIO, between_blocks: Callable[[], object] = _carry_on) -> None:
+        self._handle, self._between_blocks = file.fileno(), between_blocks
+        self._size_bytes = os.fstat(self._handle).st_size
+        self._offsets = iter(range(0, self._size_bytes, BLOCK_BYTES))
+        self._digests: dict[int, bytes] = {}
+        self._errors: list[Exception] = []
+        self._parts: list[_thread.LockType] = []
+
+    def compute(self, threads: int) -> str:
+        """Hashes in so many threads, this one among them, and returns the digest.
+
+        Raises:
+            OSError: The file cannot be read, or became shorter.
+        """
+        blocks = -(-self._size_bytes // BLOCK_BYTES)
+        for _ in range(min(threads, blocks, _MAX_THREADS) - 1):
+            with contextlib.suppress(RuntimeError):  # no more threads
+                _thread.start_new_thread(self.take_part, ())
+        self.take_part()
+        for part in self._parts:  # a thread that is not among them yet finds no block
+            part.acquire()
+        if self._errors:
+            raise self._errors[0]
+        return digest_bytes(b"".join(self._digests[offset] for offset in sorted(self._digests)))
+
+    def take_part(self) -> None:
+        """Hashes blocks until none is left that no thread has."""
+        part = _thread.allocate_lock()
+        part.acquire()
+        self._parts.append(part)
         try:
-            for offset in offsets:  # each thread takes the next one
-                block = buffer[: size_bytes - offset]
-                if os.preadv(file.fileno(), [block], offset) != len(block):
-                    raise OSError(errno.EIO, "fewer bytes than its size says")
-                hasher = new_sha256(size_bytes)
-                hasher.update(block)
-                digests[offset] = hasher.digest()
-                between_blocks()
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
+            self._hash_blocks()
+        except Exception as error:  # noqa: BLE001 - raised by `compute`
+            self._errors.append(error)
+            for _ in self._offsets:  # nobody needs the others
+                pass
+        finally:
+            part.release()
 
-    count = min(-(-size_bytes // BLOCK_BYTES), len(os.sched_getaffinity(0)), _MAX_THREADS)
-    others = [threading.Thread(target=hash_blocks, daemon=True) for _ in range(count - 1)]
-    with contextlib.suppress(RuntimeError):  # no more threads
-        for thread in others:
-            thread.start()
-    hash_blocks()
-    for thread in others:
-        if thread.ident is not None:
-            thread.join()
-    if errors:
-        raise errors[0]
-    return digest_bytes(b"".join(digests[offset] for offset in sorted(digests)))
+    def _hash_blocks(self) -> None:
+        buffer = memoryview(b"")
+        for offset in self._offsets:  # each thread takes the next one
+            buffer = buffer or memoryview(bytearray(BLOCK_BYTES))
+            block = buffer[: self._size_bytes - offset]
+            if os.preadv(self._handle, [block], offset) != len(block):
+                raise OSError(errno.EIO, "fewer bytes than its size says")
+            hasher = new_sha256(self._size_bytes)
+            hasher.update(block)
+            self._digests[offset] = hasher.digest()
+            self._between_blocks()
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 class DigestCache:
@@ -138,6 +166,7 @@ class DigestCache:
     ) -> None:
         self.folder = cache_folder(DIGEST_FOLDER) if folder is None else str(folder)
         self._between_blocks = between_blocks
+        self._running: BlockDigest | None = None
 
     def digest(self, path: StrPath) -> str:
         """Returns the digest of the file at `path`, from the cache when its stamp is unchanged.
@@ -148,8 +177,18 @@ class DigestCache:
         return self._remembered(path, "", _digest_open)
 
     def digest_blocks(self, path: StrPath) -> str:
-        """Returns what the function `digest_blocks` does, as `digest`."""
-        return self._remembered(path, _BLOCKS, _digest_blocks)
+        """Returns what the function `digest_blocks` does, as `digest`; leaves one core to the caller."""
+
+        def compute(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
+            self._running = BlockDigest(file, between_blocks)
+            return self._running.compute(_count_cores() - 1)
+
+        return self._remembered(path, _BLOCKS, compute)
+
+    def help(self) -> None:
+        """Takes part in hashing the blocks that another thread is about to hash, if there are any."""
+        if self._running is not None:
+            self._running.take_part()
 
     def _remembered(
         self, path: StrPath, kind: str, compute: Callable[[BinaryIO, Callable[[], object]], str]

@@ -134,12 +134,14 @@ class FileCheck:
         check_external_data(self._root, self._variant, options.deadline)
 
     def wait(self) -> None:
-        """Waits for the comparison of the large files.
+        """Waits for the comparison of the large files, and takes part in it.
 
         Raises:
             IntegrityError: A file is not as it was recorded.
             LoadTimeoutError: The deadline passed.
         """
+        if self._cache is not None:
+            self._cache.help()
         with self._running:
             if self._error is not None:
                 raise self._error
