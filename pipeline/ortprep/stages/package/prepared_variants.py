@@ -9,10 +9,11 @@ from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
-from ortprep.bundle.file_links import link_or_copy, share_model
+from ortprep.bundle.file_links import copy_file, link_or_copy, share_model, unlinkable_files
 from ortprep.bundle.loader_config import FileEntry, Golden, Tolerance, Variant
 from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.bundle.verification import describe_file, describe_files
+from ortprep.children.child import run_child
 from ortprep.measuring.shipped import DEFAULT, PARENT, PREPARED, shipped_plan
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
 from ortprep.stages.core.results import (
@@ -25,6 +26,7 @@ from ortprep.stages.core.results import (
 from ortprep.stages.measure.candidates import default_candidate
 from ortprep.stages.measure.decision import STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options
+from ortprep.stages.package.shared_weights import SharingRequest, share_weights
 from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE
 from ortprep.stages.verify.reference import reference_variant
 from ortprep.tuning.objective import Objective
@@ -34,6 +36,11 @@ MIN_AUTO_SPEEDUP = 1.1
 
 A judge does not see a difference that is rarer than about three divided by its number of lines.
 """
+
+_SHARED_BYTES = 1024 * 1024
+"""Data files up to this size are not worth the second that it takes to look for their weights elsewhere."""
+
+_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,17 @@ def _place_source(context: Context, prepared: PreparedVariant) -> Variant:
 
 
 def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ...]:
-    share_model(model, bundle / variant / model.name)
+    """Places a variant's files; where another variant's data file has all of its weights, that one's."""
+    place = bundle / variant / model.name
+    data, others = model.with_name(f"{model.name}.data"), tuple(sorted(bundle.glob("*/*.onnx")))
+    shared = None
+    if others and data.is_file() and data.stat().st_size >= _SHARED_BYTES:
+        shared = run_child(share_weights, SharingRequest(model, others, place), timeout_s=_TIMEOUT_S).value
+    if shared is None:
+        share_model(model, place)
+    else:
+        put = copy_file if unlinkable_files(place) else link_or_copy
+        put(shared, place.with_name(shared.name))
     placed = describe_files(bundle / variant)
     return tuple(entry._replace(path=f"{variant}/{entry.path}") for entry in placed)
 

@@ -1,0 +1,78 @@
+"""A bundle has the weights of its variants once."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from ortprep.stages.package.prepared_variants import _place_files
+from ortprep.stages.package.shared_weights import SharingRequest, share_weights
+
+SIDE = 600
+FIRST, SECOND = (
+    np.random.default_rng(seed).standard_normal((SIDE, SIDE)).astype(np.float32) for seed in (0, 1)
+)
+
+
+def write_product(path, weights, *, padding=0):
+    """Writes `y = x @ w0 @ w1 …`, with the weights in the given order and bytes before them."""
+    path.parent.mkdir(parents=True)
+    data = bytes(padding)
+    tensors = []
+    for name in sorted(weights, reverse=bool(padding)):
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=(SIDE, SIDE))
+        tensor.data_location = TensorProto.EXTERNAL
+        raw = weights[name].tobytes()
+        for key, value in (
+            ("location", f"{path.name}.data"),
+            ("offset", len(data)),
+            ("length", len(raw)),
+        ):
+            tensor.external_data.add(key=key, value=str(value))
+        data += raw
+        tensors.append(tensor)
+    path.with_name(f"{path.name}.data").write_bytes(data)
+    names = ["x", *(f"t{index}" for index in range(1, len(weights))), "y"]
+    nodes = [
+        helper.make_node("MatMul", [names[index], name], [names[index + 1]])
+        for index, name in enumerate(sorted(weights))
+    ]
+    value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", SIDE]) for name in "xy"}
+    graph = helper.make_graph(nodes, "g", [value["x"]], [value["y"]], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def answer(path):
+    x = np.ones((2, SIDE), np.float32)
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+
+
+def test_a_variant_whose_weights_are_in_anothers_file_takes_that_file(tmp_path):
+    weights, bundle = {"w0": FIRST, "w1": SECOND}, tmp_path / "bundle"
+    write_product(bundle / "cpu/net.onnx", weights, padding=4096)
+    own = write_product(tmp_path / "work/net.onnx", weights)
+    entries = _place_files(own, bundle, "portable")
+    shared = bundle / "portable/net.onnx.data"
+    assert shared.samefile(bundle / "cpu/net.onnx.data")
+    assert [entry.path for entry in entries] == ["portable/net.onnx", "portable/net.onnx.data"]
+    np.testing.assert_array_equal(answer(bundle / "portable/net.onnx"), answer(own))
+
+
+def test_a_variant_with_another_weight_keeps_its_own_file(tmp_path):
+    bundle = tmp_path / "bundle"
+    write_product(bundle / "cpu/net.onnx", {"w0": FIRST, "w1": SECOND})
+    own = write_product(tmp_path / "work/net.onnx", {"w0": FIRST, "w1": FIRST + SECOND})
+    _place_files(own, bundle, "portable")
+    assert not (bundle / "portable/net.onnx.data").samefile(bundle / "cpu/net.onnx.data")
+    np.testing.assert_array_equal(answer(bundle / "portable/net.onnx"), answer(own))
+
+
+@pytest.mark.parametrize("others", [(), ("cpu",)])
+def test_a_model_with_its_weights_inside_shares_none(tmp_path, others):
+    models = [write_product(tmp_path / name / "net.onnx", {"w0": FIRST}) for name in ("own", *others)]
+    inside = tmp_path / "inside.onnx"
+    onnx.save(onnx.load(models[0]), inside)
+    assert share_weights(SharingRequest(inside, tuple(models[1:]), tmp_path / "new/net.onnx")) is None
+    assert not (tmp_path / "new").exists()
