@@ -27,9 +27,10 @@ GOAL_APART = 0.10
 _ROOT = Path(__file__).resolve().parents[1]
 _TAKE_APART = """\
 import json, sys
+from pathlib import Path
 from ortprep.doctor.doctor_model import DoctorModel
 from ortprep.doctor.initialisation import diagnose_initialisation
-subject = DoctorModel("model", sys.argv[2], sys.argv[1])
+subject = DoctorModel("model", sys.argv[2], Path(sys.argv[1]))
 print(json.dumps(diagnose_initialisation(subject, rounds=int(sys.argv[3])).figures["default"]))
 """
 
@@ -43,7 +44,7 @@ def take_apart(python: str, model: Path, sample: Path, *, rounds: int) -> dict[s
         "phases_ms": figures["init_ms"],
         "measured_ms": figures["measured_init_ms"],
         "ratio": figures["init_ms"] / figures["measured_init_ms"],
-        "phases": {name: round(ms, 2) for name, ms in figures["initialisation"]["phases"].items()},
+        "phases": {name: round(ms, 2) for name, ms in figures["phases"].items()},
     }
 
 

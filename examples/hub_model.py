@@ -17,7 +17,8 @@ SPEC = Path(__file__).parent / "hub" / "hub-silero-vad.yaml"
 def main() -> None:
     """Prints the source of the bundle, and what its session takes."""
     bundle = prepare(SPEC)  # into artifacts/; a second time it asks the Hub for the commit, and no more
-    print(f"{bundle.manifest.source.location}, {bundle.manifest.source.sha256}")
+    source = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["source"]
+    print(f"{source['location']}, {source['sha256']}")
     session = load(bundle)
     for one in session.get_inputs():
         print(f"{one.name}: {one.type} {json.dumps(one.shape)}")

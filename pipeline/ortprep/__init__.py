@@ -9,16 +9,15 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ortprep.build.observers import BuildEvent
-    from ortprep.preparation import PreparedBundle, prepare
+    from ortprep.preparation import prepare
     from ortprep.runtime.dropin.session import session
 
 __version__ = "0.1.0"
 
-__all__ = ["BuildEvent", "PreparedBundle", "prepare", "session"]
+__all__ = ["BuildEvent", "prepare", "session"]
 
 _HOMES = {
     "BuildEvent": "ortprep.build.observers",
-    "PreparedBundle": "ortprep.preparation",
     "prepare": "ortprep.preparation",
     "session": "ortprep.runtime.dropin.session",
 }

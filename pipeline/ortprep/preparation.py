@@ -4,60 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortprep.build.build_plan import check_buildable, plan_specs
 from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.runner import run_builds
-from ortprep.bundle.manifest import Manifest, read_manifest
 from ortprep.children.availability import unavailable_reason
 from ortprep.errors import SourceError, SpecError
 from ortprep.init import find_spec_name, init_spec
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import make_spec, override, read_spec, read_specs
 from ortprep.stages.fetch.stage import local_source
-
-if TYPE_CHECKING:
-    import onnxruntime
-
-
-@dataclass(frozen=True)
-class PreparedBundle:
-    """A bundle that is up to date.
-
-    It can be used wherever a path is accepted, as in `SessionPool(bundle)`.
-
-    Attributes:
-        folder: The bundle's folder.
-        spec: Spec it was prepared from.
-    """
-
-    folder: Path
-    spec: ModelSpec = field(repr=False)
-
-    def __fspath__(self) -> str:
-        return os.fspath(self.folder)
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.spec.name
-
-    @property
-    def manifest(self) -> Manifest:
-        """The bundle's record: source, environment, files, and per variant all figures and trials.
-
-        Raises `BundleError` if the bundle was removed or changed.
-        """
-        return read_manifest(self.folder)
-
-    def load(self, **options: Any) -> onnxruntime.InferenceSession:
-        """Returns a session of the bundle; options and errors are those of `ortprep.runtime.load`."""
-        from ortprep.runtime import load
-
-        return load(self.folder, **options)
 
 
 def prepare(
@@ -69,8 +27,8 @@ def prepare(
     target: str | None = None,
     on_progress: Observer | None = None,
     **sections: Any,
-) -> PreparedBundle:
-    """Prepares a model, as `ortprep prepare` does, and returns its bundle.
+) -> Path:
+    """Prepares a model, as `ortprep prepare` does, and returns the absolute path of its bundle.
 
     It only runs tasks that are not up to date: the command line, doit and this function share receipts. It
     blocks the calling thread until the bundle is ready, and writes nothing to stdout or stderr. In asyncio
@@ -103,7 +61,7 @@ def prepare(
     (tasks,) = plan_specs((spec,), folder, only=target)
     for error in run_builds((tasks,), report):
         raise error
-    return PreparedBundle(tasks[-1].folder, spec)
+    return tasks[-1].folder
 
 
 def _require_local(**folders: str | os.PathLike[str]) -> None:

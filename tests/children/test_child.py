@@ -214,7 +214,7 @@ from ortprep.children.process_group import start_program
 
 with open(os.devnull, "wb") as null:
     run = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
-    options = {"environment": dict(os.environ), "refusal": Path("refusal"), "stdout": null, "stderr": null}
+    options = {"environment": dict(os.environ), "stdout": null, "stderr": null}
     process = start_program(run, folder=Path.cwd(), **options)
 while not Path("pid").exists() or not Path("pid").read_text():
     time.sleep(0.01)
@@ -246,17 +246,15 @@ def test_a_program_gets_its_arguments_its_environment_and_the_usual_signals(tmp_
     environment = {"OWN": "value", "PATH": os.environ["PATH"]}
     with (tmp_path / "out").open("w+b") as out:
         options = {"environment": environment, "stdout": out, "stderr": out}
-        process = start_program(run, folder=tmp_path, refusal=tmp_path / "refusal", **options)
+        process = start_program(run, folder=tmp_path, **options)
         assert not wait_for_end(process, 60)
     expected = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout
     assert (tmp_path / "out").read_text() == expected
-    assert (process.returncode, (tmp_path / "refusal").exists()) == (0, False)
+    assert process.returncode == 0
 
 
-def test_a_program_that_is_not_there_is_a_refusal(tmp_path):
+def test_a_program_that_is_not_there_is_an_error(tmp_path):
     with (tmp_path / "out").open("wb") as out:
         options = {"environment": dict(os.environ), "stdout": out, "stderr": out}
-        refusal = tmp_path / "refusal"
-        process = start_program(["no-such-program"], folder=tmp_path, refusal=refusal, **options)
-        wait_for_end(process, 60)
-    assert refusal.read_text() == "No such file or directory"
+        with pytest.raises(FileNotFoundError, match="No such file or directory"):
+            start_program(["no-such-program"], folder=tmp_path, **options)

@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import threading
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -104,26 +103,24 @@ def test_workers_are_tried_with_the_threads_that_load_sets_beside_the_default():
 def add(tmp_path):
     (tmp_path / "add.onnx").write_bytes(add_model())
     write_tensors(tmp_path / "add.npz", {"x": np.ones(2, np.float32)})
-    return DoctorModel("add", str(tmp_path / "add.npz"), str(tmp_path / "add.onnx"))
+    return DoctorModel("add", str(tmp_path / "add.npz"), tmp_path / "add.onnx")
 
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp_path):
     model, _ = write_linear(tmp_path / "linear.onnx", weights_of(0))
     write_tensors(tmp_path / "linear.npz", {"x": sample()})
-    linear = DoctorModel("linear", str(tmp_path / "linear.npz"), str(model))
+    linear = DoctorModel("linear", str(tmp_path / "linear.npz"), model)
     with pytest.raises(LoadError, match="cannot run"):
-        diagnose_parallel(DoctorModel("wrong", linear.sample, add.source))
-    with pytest.raises(LoadError, match="no source model"):
-        diagnose_parallel(DoctorModel("b", add.sample))
-    Path(linear.require_source()).write_bytes(b"no model")
+        diagnose_parallel(DoctorModel("wrong", linear.sample, add.path))
+    model.write_bytes(b"no model")
     with pytest.raises(LoadError, match=r"linear\.onnx"):
         diagnose_parallel(linear, seconds=0.06)
     assert threading.active_count() < 20
 
 
 def test_a_worker_that_fails_does_not_leave_the_others_waiting(add, monkeypatch, tmp_path):
-    plan = plan_on(add.require_source(), "cpu")
+    plan = plan_on(str(add.path), "cpu")
     figures = start_group((plan, add.sample, 2, 0.02))
     assert figures.runs_per_s > 0
     assert figures.ready_ms > 0

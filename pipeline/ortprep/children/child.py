@@ -7,7 +7,6 @@ files, not pipes, so that ONNX Runtime may print what it likes.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import importlib
 import json
@@ -28,7 +27,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.scratch_folder import scratch_folder
-from ortprep.children.process_group import PR_SET_PDEATHSIG, wait_for_end
+from ortprep.children.process_group import end_with_parent, wait_for_end
 from ortprep.errors import (
     DISK_ERRORS,
     ChildError,
@@ -209,13 +208,6 @@ def read_own_output(max_bytes: int) -> str:
         return file.read(max_bytes).decode(errors="replace")
 
 
-def _end_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, so that a killed build leaves nothing."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(_PARENT_VARIABLE) != str(os.getppid()):
-        raise SystemExit("the process that asked for this work is gone")
-
-
 def _limit_memory(pid: int, size_bytes: int) -> None:
     """Makes allocations beyond a size fail, before the kernel has to end some process for want of memory."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -261,7 +253,7 @@ def _encode_value(function: str, value: object) -> str:
 
 def main(job: Mapping[str, Any], reply_file: str) -> None:
     """Entry of the child process: runs a job, and writes the answer to a file."""
-    _end_with_parent()
+    end_with_parent(int(os.environ.get(_PARENT_VARIABLE, "0")))
     answer = _answer(job["function"], job["request"])
     # Renamed, so that a child killed while writing leaves no half reply.
     unfinished = Path(f"{reply_file}.part")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.children.process_group import PR_SET_PDEATHSIG
+from ortprep.children.process_group import end_with_parent
 from ortprep.errors import LoadError
 from ortprep.runtime.loading.phases import wait_steady
 from ortprep.runtime.loading.session import CUDA, build_session, onnxruntime_errors
@@ -102,13 +101,10 @@ def enter_fork() -> tuple[float, float, float]:
     Returns:
         The fork's start, and the ends of its imports, which take no time, and of its session, as `times_s`.
     """
-    libc, parent = ctypes.CDLL(None), os.getpid()
-    forked_s = time.monotonic()
+    parent, forked_s = os.getpid(), time.monotonic()
     pid = os.fork()
     if pid == 0:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no fork inherits it
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with_parent(parent)  # no fork inherits it
         return forked_s, forked_s, time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code < 0:

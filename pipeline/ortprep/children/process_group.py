@@ -6,36 +6,32 @@ killed, the kernel ends the program alone, and not what the program has started.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-PR_SET_PDEATHSIG = 1
-"""Operation of `prctl` that has the kernel send a signal to a process when its parent ends."""
+_PR_SET_PDEATHSIG = 1
 
 _LONGEST_WAIT_MS = 2**31 - 1
 """What `poll` takes at most, in milliseconds: 24 days."""
 
-_START = f"""\
-import ctypes, os, signal, sys
-parent, refusal, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)
-if os.getppid() != int(parent):
-    raise SystemExit("the process that asked for this work is gone")
-for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that
-    signal.signal(number, signal.SIG_DFL)
-try:
-    os.execvp(command[0], command)
-except OSError as error:
-    with open(refusal, "w", encoding="utf-8") as file:
-        file.write(error.strerror)
-"""
+
+def end_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, so that a killed build leaves nothing.
+
+    Args:
+        parent: The parent's number; this process exits if that has ended already.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the process that asked for this work is gone")
 
 
 def start_program(
@@ -43,7 +39,6 @@ def start_program(
     *,
     folder: Path,
     environment: Mapping[str, str],
-    refusal: Path,
     stdout: BinaryIO,
     stderr: BinaryIO,
 ) -> subprocess.Popen[bytes]:
@@ -53,23 +48,22 @@ def start_program(
         command: The program and its arguments; the program is looked for on the environment's PATH.
         folder: Folder to run it in.
         environment: All its environment variables.
-        refusal: File that is written if the program cannot be started: why not.
         stdout: File that its stdout goes to.
         stderr: File that its stderr goes to.
 
     Raises:
-        OSError: There is no such folder, or no process can be made.
+        OSError: There is no such program or folder, or no process can be made.
     """
-    # The lines that come before the program take nothing from its environment.
-    start = [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), str(refusal)]
     return subprocess.Popen(
-        [*start, *command],
+        command,
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
+        # It takes no lock that another thread may hold.
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),
     )
 
 

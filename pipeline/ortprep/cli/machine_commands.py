@@ -158,7 +158,7 @@ def _examine(name: str, folder: Path, *, artifacts: Path, shapes: Shapes) -> Doc
         root, sample = bundle.absolute(), folder / "sample.npz"
         config = read_loader_config(root)
         write_tensors(sample, read_golden(config.golden, root)[0])
-        return DoctorModel(config.name, str(sample), None, str(root))
+        return DoctorModel(config.name, str(sample), root, is_bundle=True)
 
 
 def _examine_source(source: Path, folder: Path, *, shapes: Shapes) -> DoctorModel:
@@ -170,7 +170,7 @@ def _examine_source(source: Path, folder: Path, *, shapes: Shapes) -> DoctorMode
     for name, feed in write_sample(source, folder / "sample.npz", known).items():
         if feed.reason:
             echo(f"{source.stem}: {name}: shape {list(feed.shape)} ({feed.reason})")
-    return DoctorModel(source.stem, str(folder / "sample.npz"), str(source))
+    return DoctorModel(source.stem, str(folder / "sample.npz"), source)
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:

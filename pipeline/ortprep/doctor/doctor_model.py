@@ -38,27 +38,14 @@ class DoctorModel:
     Attributes:
         name: Name of the model, for people.
         sample: `.npz` file with one array per input, by its name.
-        source: Path of the ONNX model; None for a bundle.
-        bundle: Folder of the bundle; None for a source.
+        path: The ONNX model, or the folder of the bundle.
+        is_bundle: Whether it is a bundle.
     """
 
     name: str
     sample: str
-    source: str | None = None
-    bundle: str | None = None
-
-    def require_source(self) -> str:
-        """Returns the path of the source.
-
-        Raises:
-            LoadError: It is a bundle.
-        """
-        if self.source is None:
-            raise LoadError(
-                f"no source model: {self.name}\n  expected the ONNX file it was prepared from, got a bundle",
-                hint="ortprep doctor … model.onnx",
-            )
-        return self.source
+    path: Path
+    is_bundle: bool = False
 
 
 def guard_device(device: str) -> AbstractContextManager[None]:
@@ -80,22 +67,15 @@ def plan_on(model: str, device: str) -> SessionPlan:
 def plan_of(subject: DoctorModel, device: str) -> SessionPlan:
     """Returns how a subject is loaded: a source by plain ONNX Runtime, a bundle as jobs load it.
 
+    That is the first of a bundle's variants that this machine can run on the device.
+
     Raises:
         LoadError: None of the bundle's variants runs on the device.
         BundleError: The bundle cannot be read.
     """
-    if subject.bundle is not None:
-        return plan_of_bundle(Path(subject.bundle), device)
-    return plan_on(subject.require_source(), device)
-
-
-def plan_of_bundle(bundle: Path, device: str) -> SessionPlan:
-    """Returns how the first of a bundle's variants that this machine can run on a device is loaded.
-
-    Raises:
-        LoadError: None of its variants runs on the device.
-        BundleError: It cannot be read.
-    """
+    if not subject.is_bundle:
+        return plan_on(str(subject.path), device)
+    bundle = subject.path
     ordinal = None if device == CPU_DEVICE else int(device.removeprefix("cuda:"))
     options = LoadOptions(target="cpu" if ordinal is None else "cuda", device_id=ordinal)
     machine = Machine(read_hardware(), installed_onnxruntime())

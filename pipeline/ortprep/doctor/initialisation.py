@@ -164,7 +164,7 @@ def diagnose_initialisation(
         CacheError: The folder of the device's lock cannot be trusted.
         OSError: There is no room for the log.
     """
-    name, plan = DEFAULT if subject.bundle is None else PREPARED, plan_of(subject, device)
+    name, plan = PREPARED if subject.is_bundle else DEFAULT, plan_of(subject, device)
     with guard_device(device):
         measured = _measure(plan, subject.sample, rounds)
     start = _build_start(plan, measured, name)

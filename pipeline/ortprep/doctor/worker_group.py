@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import signal
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.child import run_child
-from ortprep.children.process_group import PR_SET_PDEATHSIG
+from ortprep.children.process_group import end_with_parent
 from ortprep.errors import ChildError, LoadError
 from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.memory import private_bytes
@@ -97,7 +96,7 @@ def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
     context = multiprocessing.get_context("fork")
     meeting = _Meeting(context.Barrier(workers), context.Value("i", workers))
     started_s = time.monotonic()
-    with ProcessPoolExecutor(workers, context, _join_group, (meeting,)) as pool:
+    with ProcessPoolExecutor(workers, context, _join_group, (meeting, os.getpid())) as pool:
         futures = [pool.submit(use_session, plan, sample, window_s) for _ in range(workers)]
         errors = [error for one in futures if (error := one.exception()) is not None]
     if errors:
@@ -112,11 +111,11 @@ def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
     )
 
 
-def _join_group(meeting: _Meeting) -> None:
+def _join_group(meeting: _Meeting, parent: int) -> None:
     """Begins a process of a group: it ends with its parent."""
     global _meeting
     _meeting = meeting
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(parent)
 
 
 _meeting: _Meeting

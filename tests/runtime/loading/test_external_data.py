@@ -11,7 +11,7 @@ import pytest
 from ortprep.bundle.loader_config import MAX_VARIANTS, read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.children.variant_check import check_variant
-from ortprep.doctor.doctor_model import plan_of_bundle
+from ortprep.doctor.doctor_model import DoctorModel, plan_of
 from ortprep.errors import BundleError, CacheError, IntegrityError, LoadError, LoadTimeoutError
 from ortprep.export.options import MappedOptions
 from ortprep.export.placement import try_model
@@ -65,7 +65,7 @@ def make_trial(request):
 
 
 def make_doctor_plan(request):
-    return plan_of_bundle(request[0], CPU_DEVICE)
+    return plan_of(DoctorModel("net", "", request[0], is_bundle=True), CPU_DEVICE)
 
 
 @pytest.mark.parametrize(

@@ -222,14 +222,13 @@ class ApplicationJudge:
         """Runs the program while no other run is in its folder; an OSError says why it cannot be started."""
         file, timeout_s = self._file, self._judge.timeout_s
         before = _stamp(file)
-        out, err, refusal = (scratch / name for name in ("stdout", "stderr", "refusal"))
+        out, err = scratch / "stdout", scratch / "stderr"
         began_s = time.monotonic()
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = start_program(
                 self._judge.run,
                 folder=self._folder,
                 environment=environment,
-                refusal=refusal,
                 stdout=stdout,
                 stderr=stderr,
             )
@@ -237,8 +236,6 @@ class ApplicationJudge:
         seconds, errors = time.monotonic() - began_s, _read(err)
         if not shutil.disk_usage(scratch).free:  # the answer may be cut off, whatever the program says
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
-        if refusal.exists():
-            raise OSError(0, refusal.read_text(encoding="utf-8"))
         problem = _describe_end(None if expired else process.returncode, errors, timeout_s)
         if not problem and file is not None and _stamp(file) in (None, before):
             problem = f"did not write {self._judge.compare}"
