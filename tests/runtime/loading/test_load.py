@@ -112,10 +112,21 @@ def test_one_changed_byte_is_reported_by_the_first_load_and_by_later_ones(bundle
         load(bundle, digests=digests)
 
 
-def test_without_digests_nothing_is_hashed(bundle):
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_without_digests_nothing_is_hashed(bundle, monkeypatch, in_environment):
     flip_byte(bundle / DATA)
-    (answer,) = load(bundle, digests="off").run(None, {"x": sample()})
+    if in_environment:
+        monkeypatch.setenv("ORTPREP_DIGESTS", "off")
+    (answer,) = load(bundle, **({} if in_environment else {"digests": "off"})).run(None, {"x": sample()})
     assert not np.allclose(answer, sample() @ weights_of(0), rtol=0, atol=0)
+    with pytest.raises(IntegrityError):
+        load(bundle, digests="full")
+
+
+def test_a_policy_of_the_environment_that_nobody_knows_is_refused(bundle, monkeypatch):
+    monkeypatch.setenv("ORTPREP_DIGESTS", "none")
+    with pytest.raises(LoadError, match="digests='none'\n  expected one of changed, full, off"):
+        load(bundle)
 
 
 @pytest.mark.attack

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.file_memory import find_stamp
-from ortprep.runtime.loading.load_options import Deadline, LoadOptions, check_choice, check_number
+from ortprep.runtime.loading.load_options import (
+    DIGEST_POLICIES,
+    Deadline,
+    LoadOptions,
+    check_choice,
+    check_number,
+)
 from ortprep.runtime.loading.opened_bundle import (
     OpenedBundle,
     describe_selection,
@@ -111,7 +117,7 @@ def open_bundle(
     workers: int | None = None,
 ) -> OpenedBundle:
     """Does what `load` does, with its arguments and errors, and also returns the decisions."""
-    check_choice("digests", digests, ("changed", "full", "off"))
+    check_choice("digests", digests, DIGEST_POLICIES)
     check_choice("check", check, ("none", "golden"))
     check_choice("phases", phases, ("auto", "first", "steady"))
     check_number("device_id", device_id, example=0, whole=True)

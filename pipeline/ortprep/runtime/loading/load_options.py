@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 PRECISION_VARIABLE = "ORTPREP_PRECISION"
 """Precision of every load that does not name one: `fp32` turns all reduced precision off at once."""
 
+DIGESTS_VARIABLE = "ORTPREP_DIGESTS"
+"""Digest policy of every load that does not name one: `off` in an image that is named by its digest."""
+
+DIGEST_POLICIES = ("changed", "full", "off")
 DigestPolicy = Literal["changed", "full", "off"]
 """`changed`: hash the variant's files that changed since they were last hashed on this machine; `full`: hash
 every file of the bundle in this process and look for added ones, and make every session of files that nobody
@@ -125,6 +129,9 @@ class LoadOptions(Settings):
                 self.digests = "full"
             if self.precision == "fastest-within-gate":
                 self.precision = os.environ.get(PRECISION_VARIABLE) or self.precision
+            if self.digests == "changed":
+                self.digests = os.environ.get(DIGESTS_VARIABLE) or self.digests
+                check_choice("digests", self.digests, DIGEST_POLICIES)
 
     @property
     def selection_key(self) -> tuple[object, ...]:

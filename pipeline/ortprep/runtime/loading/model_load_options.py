@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ortprep.bundle.loader_config import PRECISIONS
 from ortprep.errors import PoolError
-from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.load_options import DIGEST_POLICIES, check_choice
 from ortprep.runtime.loading.variant_selection import FASTEST
 
 
@@ -37,7 +37,7 @@ class ModelLoadOptions:
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, (FASTEST, *PRECISIONS))
-        check_choice("digests", self.digests, ("changed", "full", "off"))
+        check_choice("digests", self.digests, DIGEST_POLICIES)
         require_counts(threads=self.threads)
 
 
