@@ -131,7 +131,6 @@ class LoadOptions(Settings):
                 self.precision = os.environ.get(PRECISION_VARIABLE) or self.precision
             if self.digests == "changed":
                 self.digests = os.environ.get(DIGESTS_VARIABLE) or self.digests
-                check_choice("digests", self.digests, DIGEST_POLICIES)
 
     @property
     def selection_key(self) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.paths import resolve_inside
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.errors import IntegrityError, LoadError, NoVariantError
-from ortprep.runtime.loading.load_options import check_choice
+from ortprep.runtime.loading.load_options import DIGEST_POLICIES, check_choice
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, is_usual, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
 from ortprep.runtime.loading.variant_files import FileCheck, check_external_data
@@ -66,6 +66,7 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     config = read_loader_config(root) if signed is None else _read_signed_config(root, signed)
     _require_source(root, config, options)
     check_choice("precision", options.precision, (FASTEST, *PRECISIONS))
+    check_choice("digests", options.digests, DIGEST_POLICIES)
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
     selection, variant, check = _select(root, config, options, signed, gpus=uses_gpus)
     settled = (loader, *(stamp for _, stamp in check.stamps))
