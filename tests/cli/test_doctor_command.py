@@ -39,15 +39,14 @@ def test_a_source_and_a_bundle_are_examined_each_by_itself(project):
         assert set(ask(project, "init", name, "--rounds", "1")["figures"]) == {"device", expected}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_doctor_that_is_asked_to_end_leaves_nothing(project, number):
+def test_a_doctor_that_is_asked_to_end_leaves_nothing(project):
     write_model(conv_net(), project.root / "net.onnx")
     process = project.start("-m", "ortprep", "doctor", "init", "net.onnx", "--rounds", "99")
     while "init" not in (line := process.stderr.readline()):
         assert line, "the doctor ended before it began"
     wait_for(lambda: list((project.root / "tmp").glob("ortprep-child-*/*")), what="a process is measured")
-    process.send_signal(number)
-    assert finish(process).code == 128 + number
+    process.terminate()
+    assert finish(process).code == 128 + signal.SIGTERM
     assert list((project.root / "tmp").iterdir()) == []
 
 
@@ -70,15 +69,10 @@ def test_a_model_is_served_by_every_number_of_workers(project):
     "arguments",
     [
         ("nonsense",),
-        ("init",),
         ("init", "nothing"),
-        ("parallel",),
         ("init", "a", "b"),
-        ("init", "a", "--rounds", "0"),
         ("env", "a"),
         ("parallel", "a", "--devices", "tpu"),
-        ("env", "--rounds", "3"),
-        ("init", "a", "--expect", "cuda"),
         ("env", "--shape", "x=1"),
         ("init", "a", "--shape", "nonsense"),
     ],

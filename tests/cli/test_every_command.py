@@ -38,12 +38,10 @@ class Command:
     Attributes:
         line: As the user types it.
         is_true: Takes how it ended and the project.
-        skipped: Why it cannot be run here; "" if it can.
     """
 
     line: str
     is_true: Callable[[Outcome, Project], bool]
-    skipped: str = ""
 
 
 def _json(outcome):
@@ -180,8 +178,6 @@ def outcomes(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.line for command in COMMANDS])
 def test_a_command_does_what_it_says(project, outcomes, command):
-    if command.skipped:
-        pytest.skip(command.skipped)
     # In order: each works on what those before it left, as a user's do.
     position = COMMANDS.index(command)
     for earlier in COMMANDS[:position]:
@@ -269,6 +265,3 @@ def test_a_command_on_a_bare_python_says_what_to_install():
     command = [sys.executable, "-S", "-c", BARE]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1] == f"hint: pip install -e '{REPOSITORY}[build,gpu]'"
-
-
-CPU, GPU = "onnxruntime", "onnxruntime-gpu"

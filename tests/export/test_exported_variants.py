@@ -99,23 +99,6 @@ def test_what_is_carried_is_what_triton_s_backend_makes_of_the_configuration(var
             assert given_cuda[name] == text
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [("ORT_DISABLE_ALL", 2), ("ORT_ENABLE_BASIC", -1), ("ORT_ENABLE_EXTENDED", 1), ("ORT_ENABLE_ALL", 0)],
-)
-def test_a_level_is_carried_as_the_backend_numbers_it(level, expected):
-    assert config_of(make_variant(level)).optimization.graph.level == expected
-
-
-def test_options_of_cuda_that_parameters_overrule_go_to_parameters():
-    cuda = {"cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "1000", "use_tf32": "0"}
-    config = config_of(make_variant(attributes={"intra_op_num_threads": 1}, cuda=cuda))
-    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
-    assert dict(accelerator.parameters) == {"use_tf32": "0"}
-    assert cuda_options(config)["cudnn_conv_algo_search"] == "HEURISTIC"
-    assert cuda_options(config)["gpu_mem_limit"] == "1000"
-
-
 def test_a_cuda_option_that_a_version_lacks_is_left_out():
     made = make_variant(cuda={"enable_cudnn": "0"})
     newer = made._replace(requirements=Requirements(OWN, (CUDA, CPU)))

@@ -10,7 +10,6 @@ from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import (
     ComputeCapabilityRange,
     read_loader_config,
-    write_loader_config,
 )
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
@@ -24,12 +23,11 @@ from tests.runtime.builders import (
     CPU_ONLY,
     CUDA_NEEDED,
     batch_of,
-    entry,
+    rewrite_digests,
     sample,
     weights_of,
     write_bundle,
     write_converted,
-    write_record,
 )
 from tests.runtime.pool.builders import write_doubling, write_passing_on
 
@@ -38,11 +36,6 @@ TUNED = SessionOptionsRecord(
     {"intra_op_num_threads": 2, "enable_cpu_mem_arena": False, "enable_mem_reuse": True},
     {"session.use_device_allocator_for_initializers": "1", "session.intra_op.allow_spinning": "0"},
 )
-
-
-def export_one(bundle, repository, request=None):
-    """Exports one bundle; all of them together are in one test."""
-    return export_triton([bundle], repository, request)
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def named(*names):
 
 
 def test_a_bundle_becomes_a_model_that_answers_as_the_golden_sample_says(bundle, tmp_path):
-    (model,) = export_one(bundle, tmp_path / "repository").models
+    (model,) = export_triton([bundle], tmp_path / "repository").models
     folder = tmp_path / "repository" / "linear"
     np.testing.assert_allclose(
         answer(folder, {"x": sample()})["y"], sample() @ weights_of(0), rtol=1e-4, atol=1e-5
@@ -85,10 +78,10 @@ def test_an_export_replaces_itself_with_equal_files_and_leaves_other_models_alon
     def files():
         return {path: path.read_bytes() for path in (repository / "linear").rglob("*") if path.is_file()}
 
-    export_one(bundle, repository)
+    export_triton([bundle], repository)
     before = files()
-    export_one(bundle, repository)
-    export_one(write_doubling(tmp_path / "double"), repository, ExportRequest(name="other"))
+    export_triton([bundle], repository)
+    export_triton([write_doubling(tmp_path / "double")], repository, ExportRequest(name="other"))
     assert sorted(path.name for path in repository.iterdir()) == ["linear", "other"]
     assert read_config(repository / "other").name == "other"
     assert files() == before
@@ -99,39 +92,36 @@ def test_what_is_no_export_is_never_overwritten(bundle, tmp_path):
     own.mkdir(parents=True)
     (own / "config.pbtxt").write_text("mine")
     with pytest.raises(ExportError, match="will not overwrite"):
-        export_one(bundle, tmp_path / "repository")
+        export_triton([bundle], tmp_path / "repository")
     (own / "ortprep-export.json").write_text("{}")
     with pytest.raises(ExportError, match="will not overwrite"):
-        export_one(bundle, tmp_path / "repository")
+        export_triton([bundle], tmp_path / "repository")
     assert (own / "config.pbtxt").read_text() == "mine"
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("own", ["2/model.onnx", "labels.txt", "config.pbtxt", "1/model.onnx/notes"])
 def test_an_export_replaces_no_file_that_a_user_added_or_edited(bundle, tmp_path, own):
-    export_one(bundle, tmp_path / "repository")
+    export_triton([bundle], tmp_path / "repository")
     file = tmp_path / "repository" / "linear" / own
     file.parent.mkdir(exist_ok=True)
     file.write_text("mine")
     with pytest.raises(
         ExportError, match=f"got one with files that were added or changed: '{own}'"
     ) as caught:
-        export_one(bundle, tmp_path / "repository")
+        export_triton([bundle], tmp_path / "repository")
     assert "move what is yours elsewhere" in (caught.value.hint or "")
     assert file.read_text() == "mine"
 
 
 def test_a_failed_export_leaves_the_old_one(bundle, tmp_path):
     repository = tmp_path / "repository"
-    export_one(bundle, repository)
+    export_triton([bundle], repository)
     before = (repository / "linear" / "ortprep-export.json").read_bytes()
     write_tensors(bundle / "golden.npz", {"input:x": sample(), "output:y": sample() @ weights_of(1)})
-    config = read_loader_config(bundle)
-    golden = config.golden._replace(file=entry(bundle, "golden.npz"))
-    write_loader_config(bundle, config._replace(golden=golden))
-    write_record(bundle)
+    rewrite_digests(bundle)
     with pytest.raises(LoadError, match="does not answer as recorded"):
-        export_one(bundle, repository)
+        export_triton([bundle], repository)
     assert [path.name for path in repository.iterdir()] == ["linear"]
     assert (repository / "linear" / "ortprep-export.json").read_bytes() == before
 
@@ -140,7 +130,7 @@ def test_a_changed_byte_in_the_bundle_is_never_exported(bundle, tmp_path):
     data = next((bundle / "cpu").glob("*.data"))
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(IntegrityError):
-        export_one(bundle, tmp_path / "repository")
+        export_triton([bundle], tmp_path / "repository")
     assert not (tmp_path / "repository").exists()
 
 
@@ -148,13 +138,13 @@ def test_a_variant_that_cannot_run_here_is_refused(tmp_path):
     gpu = CUDA_NEEDED._replace(compute_capability=ComputeCapabilityRange((99, 0), (100, 0)))
     bundle = write_bundle(tmp_path / "linear", requirements={"cuda": gpu, "portable": CPU_ONLY})
     with pytest.raises(ExportError, match=r"cannot try variant 'cuda'\n.*no CUDA device"):
-        export_one(bundle, tmp_path / "repository", named("cuda"))
+        export_triton([bundle], tmp_path / "repository", named("cuda"))
     assert not (tmp_path / "repository" / "linear").exists()
 
 
 def test_a_bucket_has_the_sizes_it_is_for(tmp_path):
     bundle = write_converted(tmp_path / "linear")
-    exported = export_one(bundle, tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
+    exported = export_triton([bundle], tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
     assert [model.name for model in exported.models] == ["linear-cpu-batch4", "linear-cpu-int8"]
     folder = tmp_path / "repository" / "linear-cpu-batch4"
     assert list(read_config(folder).input[0].dims) == [4, 8]
@@ -164,7 +154,7 @@ def test_a_bucket_has_the_sizes_it_is_for(tmp_path):
 
 
 def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):
-    export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=16, instances=3))
+    export_triton([bundle], tmp_path / "repository", ExportRequest(max_batch_size=16, instances=3))
     config = read_config(tmp_path / "repository" / "linear")
     assert list(config.input[0].dims) == [8]
     assert config.max_batch_size == 16
@@ -177,7 +167,7 @@ def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):
 def test_batches_of_a_model_of_fixed_size_are_refused(tmp_path):
     bundle = write_doubling(tmp_path / "double", shape=(2, "n"))
     with pytest.raises(ExportError, match="first axis of any size"):
-        export_one(bundle, tmp_path / "repository", ExportRequest(max_batch_size=4))
+        export_triton([bundle], tmp_path / "repository", ExportRequest(max_batch_size=4))
     assert not (tmp_path / "repository" / "double").exists()
 
 
@@ -189,27 +179,22 @@ SAMPLES = {
     "float16": np.array([[1.5, -2]], np.float16),
     "float64": np.array([[1.5, -2e300]], np.float64),
     "string": np.array([["ünï ✓", "", "z"]]),
+    "bfloat16": np.array([[0x3F80, 0xC000]], np.uint16).view(BFLOAT16),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", SAMPLES)
 def test_every_type_comes_through_unchanged(tmp_path, dtype):
-    export_one(write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype]), tmp_path / "repository")
+    export_triton([write_passing_on(tmp_path / "same", dtype, SAMPLES[dtype])], tmp_path / "repository")
     given = SAMPLES[dtype]
     assert answer(tmp_path / "repository" / "same", {"x": given})["y"].tolist() == given.tolist()
-
-
-def test_bfloat16_comes_through_bit_by_bit(tmp_path):
-    array = np.array([[0x3F80, 0xC000]], np.uint16).view(BFLOAT16)
-    export_one(write_passing_on(tmp_path / "same", "bfloat16", array), tmp_path / "repository")
-    assert answer(tmp_path / "repository" / "same", {"x": array})["y"].tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".", "-x"])
 def test_a_name_that_leaves_the_repository_is_refused(bundle, tmp_path, name):
     with pytest.raises(ExportError, match="not a name"):
-        export_one(bundle, tmp_path / "repository", ExportRequest(name=name))
+        export_triton([bundle], tmp_path / "repository", ExportRequest(name=name))
 
 
 def test_two_bundles_of_one_name_are_refused_before_anything_is_written(tmp_path):

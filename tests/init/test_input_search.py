@@ -52,7 +52,7 @@ def test_whatever_is_said_suggests_sizes_that_can_be(message, size):
 
 # -- whatever a model declares, and whatever ONNX Runtime says, there is something to feed
 
-NAMES = [
+NAMES = (
     "x",
     "image",
     "past.0.key",
@@ -63,32 +63,10 @@ NAMES = [
     "orig_size",
     "input_ids",
     "position_ids",
-]
-DTYPES = [
-    "float32",
-    "float16",
-    "int64",
-    "int16",
-    "uint8",
-    "bool",
-    "string",
-    "complex64",
-    "bfloat16",
-]
-AXES = [
-    "batch",
-    "past",
-    "2*past",
-    "past + seq",
-    "seq",
-    "total_len",
-    "total_len + 1",
-    "h",
-    "w",
-    "1" * 5000,
-    "a b",
-    "3*",
-]
+)
+DTYPES = ("float32", "float16", "int64", "int16", "uint8", "bool", "string", "complex64", "bfloat16")
+FORMULAS = ("2*past", "past + seq", "total_len + 1", "1" * 5000, "a b", "3*")
+AXES = ("batch", "past", "seq", "total_len", "h", "w", *FORMULAS)
 SAID = ["", "no", CONCAT, GEMM, GATHER, BROADCAST.format("17 by 128"), RESHAPE % 1024]
 
 axes = st.sampled_from([None, 0, 1, 3, 80, 640, *AXES])

@@ -9,26 +9,18 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
-from ortprep.children.availability import unavailable_reason
 from tests.prepare.builders import (
-    SHAPES,
     Outcome,
     Project,
     is_intact,
     preferred_model,
-    stamps,
 )
 from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundle, write_linear
-
-WITHOUT_GPU = pytest.mark.skipif(
-    unavailable_reason("cuda") is None, reason="this machine has a GPU, so that nothing is unavailable"
-)
 
 
 def test_show_json_is_the_manifest(first_build):
@@ -49,17 +41,6 @@ def test_explain_json_lists_every_task_in_build_order(first_build):
     ]
     assert {item["model"] for item in explained} == {"net"}
     assert outcome.err == ""
-
-
-def test_the_schema_accepts_the_specs_that_build(first_build):
-    project, _ = first_build
-    outcome = project.call("schema")
-    assert (outcome.code, outcome.err) == (0, "")
-    schema = json.loads(outcome.out)
-    spec = json.loads((project.configs / "net.yaml").read_text())
-    jsonschema.validate(spec, schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**spec, "sorce": {}}, schema)
 
 
 @pytest.mark.slow
@@ -95,10 +76,7 @@ def test_check_names_what_is_not_as_it_was_written(built):
 
 NOTHING_SUCH = {
     "an unknown model": ("prepare", "nte"),
-    "an unknown target": ("prepare", "net", "--target", "tpu"),
-    "a target the spec does not name": ("prepare", "net", "--target", "cuda"),
     "a folder without specs": ("prepare", "--configs", "nowhere"),
-    "an unknown model to explain": ("explain", "nte"),
 }
 
 
@@ -117,17 +95,6 @@ def test_a_bundle_pins_the_onnx_runtime_that_its_jobs_need(first_build):
     assert name in ("onnxruntime", "onnxruntime-gpu")
     assert version == metadata.version(name)
     assert "requirements.txt" in {entry.path for entry in read_manifest(project.bundle()).files}
-
-
-@WITHOUT_GPU
-def test_a_named_target_this_machine_lacks_is_an_error_that_says_how_to_go_on(built):
-    built.write_spec(inputs=SHAPES, targets=["cpu", "cuda"])
-    before = stamps(built.artifacts)
-    outcome = built.call("prepare", "net")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith("error: target not available on this machine: cuda of net\n  cuda: ")
-    assert outcome.err.endswith("\n\nhint: ortprep prepare net --target cpu\n")
-    assert stamps(built.artifacts) == before
 
 
 NOBODY_LISTENS = {

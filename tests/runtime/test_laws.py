@@ -124,13 +124,17 @@ def test_a_result_is_ok_exactly_when_nothing_is_wrong_and_no_ratio_is_above_1(da
 
 
 @given(
-    arrays=st.dictionaries(st.text(st.characters(exclude_characters="\0", codec="utf-8")), ARRAYS, max_size=4)
+    st.dictionaries(st.text(st.characters(exclude_characters="\0", codec="utf-8")), ARRAYS, max_size=4),
+    st.sampled_from("CF"),
 )
-def test_what_is_written_reads_back(arrays):
+def test_what_is_written_reads_back_and_is_the_same_each_time(arrays, order):
+    arrays = {name: np.copy(array, order=order) for name, array in arrays.items()}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.npz"
-        write_tensors(path, arrays)
-        read = read_tensors(path)
+        first, again = Path(folder) / "a.npz", Path(folder) / "b.npz"
+        for path in (first, again):
+            write_tensors(path, arrays)
+        assert first.read_bytes() == again.read_bytes()
+        read = read_tensors(first)
     assert list(read) == list(arrays)
     for name, array in arrays.items():
         assert (read[name].dtype, read[name].shape) == (array.dtype, array.shape)

@@ -120,7 +120,7 @@ def keep_running():
 others = [threading.Thread(target=keep_running) for _ in range(3)]
 for other in others:
     other.start()
-for _ in range(30):
+for _ in range(10):
     in_child(lambda: sys.exit("wrong") if not same(session) else None)
 over.set()
 for other in others:

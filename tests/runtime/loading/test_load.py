@@ -253,16 +253,6 @@ def test_f18_what_no_bundle_may_set_is_refused_before_anything_is_built(
     assert not Path("written").exists()
 
 
-def test_f18_session_options_in_range_and_entries_about_threads_are_taken(tmp_path):
-    options = SessionOptionsRecord(
-        "ORT_DISABLE_ALL",
-        {"intra_op_num_threads": 2, "enable_mem_pattern": False, "execution_mode": "ORT_PARALLEL"},
-        {"session.intra_op.allow_spinning": "0", "session.use_memory_mapped_ort_model": "0"},
-    )
-    folder = write_bundle(tmp_path / "b", options=options)
-    assert load(folder).get_session_options().intra_op_num_threads == 2
-
-
 def test_f13_every_variant_passed_over_is_listed_with_its_reasons(tmp_path):
     mainframe = CPU_ONLY._replace(machine="s390x", cpu_features=("vx",))
     folder = write_bundle(tmp_path / "b", requirements={"cpu": UNMET, "portable": mainframe})
@@ -288,14 +278,6 @@ def test_f13_falling_back_is_said_aloud_and_taking_the_first_is_no_warning(tmp_p
     with caplog.at_level(logging.INFO, logger="ortprep"):
         load(write_bundle(tmp_path / "first"))
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "linear: taking variant cpu")]
-
-
-def test_a_target_is_never_replaced_by_another(tmp_path):
-    folder = write_bundle(tmp_path / "b", requirements={"cuda": UNMET, "cpu": CPU_ONLY})
-    with pytest.raises(LoadError, match="cuda: expected ONNX Runtime") as caught:
-        load(folder, target="cuda")
-    assert caught.value.hint == "ortprep prepare linear --target cuda"
-    assert load(folder, target="cpu")
 
 
 def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_path):

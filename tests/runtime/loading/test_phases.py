@@ -262,29 +262,11 @@ def test_f17_files_exchanged_between_the_two_sessions_are_reported(bundle):
     assert threads_of(session) == 1
 
 
-@pytest.mark.parametrize(
-    ("first", "message"),
-    [
-        (
-            SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": "x"}),
-            "'optimized_model_filepath' must not be set",
-        ),
-        (
-            SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"ep.context_enable": "1"}),
-            "'ep.context_enable' must not be set",
-        ),
-        (
-            SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "yes"}),
-            "expected 0 or 1",
-        ),
-        (SessionOptionsRecord("ORT_DISABLE_ALL", {"intra_op_num_threads": 100_000}), "expected an integer"),
-    ],
-)
 @pytest.mark.parametrize("choice", ["auto", "steady"])
-def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(tmp_path, first, message, choice):
-    folder = write_bundle(tmp_path / "b", options=STEADY, first=first)
-    with pytest.raises(IntegrityError, match=message):
-        load(folder, phases=choice)
+def test_f19_a_first_phase_may_ask_for_no_more_than_a_variant(tmp_path, choice):
+    first = SessionOptionsRecord("ORT_DISABLE_ALL", {"optimized_model_filepath": "x"})
+    with pytest.raises(IntegrityError, match="'optimized_model_filepath' must not be set"):
+        load(write_bundle(tmp_path / "b", options=STEADY, first=first), phases=choice)
 
 
 def test_waiting_ends_in_time_and_the_build_goes_on(chain):

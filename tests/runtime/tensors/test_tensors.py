@@ -17,41 +17,19 @@ from tests.runtime.builders import one_node_model
 
 pytestmark = pytest.mark.runtime
 
-ARRAYS = {
-    "input:data_0": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "a/b\n..": np.array(3),
-    "file": np.array(True),
-    "x.npy": np.array([1 + 2j], np.complex64),
-    "": np.array([0.5], np.float16),
-    "empty": np.zeros((0, 2), np.int8),
-    "no strings": np.array([], dtype=np.str_),
-    "strings": np.array([["a", "bé\U0001f600"]]),
-    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "strided": np.arange(20)[::3],
-    "large": np.arange(400_000, dtype=np.float64),
-    "bfloat16": to_bfloat16(np.array([[-1.5], [3]])),
-}
+LARGE = np.arange(400_000, dtype=np.float64)
 
 
 def same(left, right):
     return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
 
 
-def test_arrays_read_back_as_they_were_written_in_their_order(tmp_path):
-    for path in ("a.npz", "b.npz"):
-        write_tensors(tmp_path / path, ARRAYS)
-    read = read_tensors(tmp_path / "a.npz")
-    assert list(read) == list(ARRAYS)
-    assert [name for name, array in read.items() if not same(array, ARRAYS[name])] == []
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
 def test_numpy_reads_what_we_write_and_we_read_what_numpy_writes(tmp_path):
-    write_tensors(tmp_path / "ours.npz", {"input:x": ARRAYS["large"]})
+    write_tensors(tmp_path / "ours.npz", {"input:x": LARGE})
     with np.load(tmp_path / "ours.npz", allow_pickle=False) as loaded:
-        assert same(loaded["input:x"], ARRAYS["large"])
-    np.savez_compressed(tmp_path / "theirs.npz", x=ARRAYS["large"].astype(">f8"))
-    assert same(read_tensors(tmp_path / "theirs.npz")["x"], ARRAYS["large"])
+        assert same(loaded["input:x"], LARGE)
+    np.savez_compressed(tmp_path / "theirs.npz", x=LARGE.astype(">f8"))
+    assert same(read_tensors(tmp_path / "theirs.npz")["x"], LARGE)
 
 
 def test_object_arrays_of_strings_become_strings_and_others_are_refused(tmp_path):

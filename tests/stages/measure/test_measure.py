@@ -304,6 +304,7 @@ def test_runs_of_a_forked_worker_that_are_slower_or_fail_are_told(tmp_path, monk
     assert len(told) == (fork_ms == 2)
 
 
+@pytest.mark.slow
 def test_plans_that_are_tuned_for_forks_are_compared_as_forks(tmp_path):
     quick = MeasureSpec(rounds=3, cold_rounds=0, steady_s=0.01)
     changes = {"tune": TuneSpec(max_trials=0, fork=True), "measure": quick}
