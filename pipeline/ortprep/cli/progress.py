@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import Counter
@@ -35,60 +34,44 @@ class _Bars:
         # doit puts a writer of its own in the place of sys.stderr while a task runs, and rich would put one
         # in the place of that: the stream is taken before, and rich has to leave it alone.
         self.stream = sys.stderr
-        self._columns = columns
-        self._pid = os.getpid()
+        self._shown = RichProgress(
+            *columns,
+            console=Console(file=self.stream),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            speed_estimate_period=24 * 3600.0,
+            disable=not self.stream.isatty(),
+        )
         self._rows: dict[str, TaskID] = {}
-        self._shown: RichProgress | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._rows
 
     def show(self, name: str, *, completed: float = 0, total: float | None = None) -> None:
         """Shows a row, with how much of it is done; a total of None is not known yet."""
-        if not self.stream.isatty() or not self._is_own_process():
-            return
-        if self._shown is None:
-            self._shown = RichProgress(
-                *self._columns,
-                console=Console(file=self.stream),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                speed_estimate_period=24 * 3600.0,
-            )
-            self._shown.start()
+        self._shown.start()  # nothing if it has begun
         if name not in self._rows:
             self._rows[name] = self._shown.add_task(printable(name, lines=False), total=total)
         self._shown.update(self._rows[name], completed=completed, total=total)
 
     def remove(self, name: str) -> None:
         """Takes a row away, if it is there."""
-        row = self._rows.pop(name, None)
-        if row is None or self._shown is None or not self._is_own_process():
-            return
-        self._shown.remove_task(row)
-        if not self._rows:
-            self.stop()
+        if name in self._rows:
+            self._shown.remove_task(self._rows.pop(name))
 
     def stop(self) -> None:
-        """Takes all rows away."""
-        self._rows.clear()
-        if self._shown is not None:
-            self._shown.stop()
-            self._shown = None
+        """Ends what is shown."""
+        self._shown.stop()
 
     def write(self, text: str) -> None:
         """Writes text above the rows, or where stderr goes if there are none."""
-        if self._shown is None or not self._is_own_process():
-            echo(text, self.stream)
-        else:
+        if self._shown.live.is_started:
             self._shown.console.print(
                 printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True
             )
-
-    def _is_own_process(self) -> bool:
-        """Says whether this is the process that shows the rows; a fork of it has no thread that would."""
-        return os.getpid() == self._pid
+        else:
+            echo(text, self.stream)
 
 
 _NAME = TextColumn("{task.description}", markup=False)

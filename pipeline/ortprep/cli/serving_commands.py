@@ -261,5 +261,5 @@ def _describe_model(model: ExportedModel) -> Iterator[str]:
     if model.carried:
         yield "  carried over:"
         yield from (f"    {option} -> {where}" for option, where in model.carried.items())
-    yield "  left out:" if model.left_out else "  left out: nothing"
-    yield from (f"    {what}: {reason}" for what, reason in model.left_out.items())
+    yield "  left out:   (docs/export.md has the costs)" if model.left_out else "  left out: nothing"
+    yield from (f"    {what}" for what in model.left_out)

@@ -89,9 +89,7 @@ def runtime_rows(facts: Facts) -> Iterator[Row]:
         yield "built with CUDA", runtime.cuda_version
     if facts.gpus:
         device = facts.gpus[0]
-        yield "driver", f"{facts.driver or device.driver_version}, serves CUDA up to {device.cuda_version}"
-    elif facts.driver:
-        yield "driver", facts.driver
+        yield "driver", f"{device.driver_version}, serves CUDA up to {device.cuda_version}"
     yield from facts.variables.items()
 
 
@@ -110,7 +108,7 @@ def find_in_installation(facts: Facts) -> Iterator[Finding]:
         yield Finding("both-wheels-installed", "problem", text, reinstall)
     if runtime.error is not None and not wheels:
         text = f"no ONNX Runtime is installed: {runtime.error}"
-        best = GPU_WHEEL if facts.has_gpu else _CPU_WHEEL
+        best = GPU_WHEEL if facts.gpus else _CPU_WHEEL
         yield Finding("no-onnxruntime", "problem", text, f"pip install {best}")
     elif runtime.error is not None:
         text = f"ONNX Runtime cannot be imported: {runtime.error}"
@@ -157,7 +155,7 @@ def find_in_providers(facts: Facts) -> Iterator[Finding]:
     A wheel has code for more than a machine can use: that is a problem only where it was to be used.
     """
     runtime = facts.runtime
-    needed = (*facts.expected, CPU, *([CUDA] if facts.has_gpu else []))
+    needed = (*facts.expected, CPU, *([CUDA] if facts.gpus else []))
     for name, reason in facts.providers.items():
         if reason is None:
             yield Finding("provider-usable", "ok", f"{_short(name)}: a session was made and run")
@@ -209,34 +207,18 @@ def gpu_rows(facts: Facts) -> Iterator[Row]:
         yield f"{ordinal} {gpu.name}", round(gpu.memory_bytes / 1e9, 1), capability
 
 
-def find_missing_gpus(facts: Facts) -> Iterator[Finding]:
-    """Yields why GPUs of the machine cannot be used, or that there are none though CUDA was requested."""
-    count, is_hiding, is_expected = facts.bus_gpus, _HIDING in facts.variables, CUDA in facts.expected
-    if is_hiding and len(facts.gpus) < count:
-        severity: Severity = "problem" if not facts.gpus and is_expected else "note"
-        text = f"{len(facts.gpus)} of {count} GPUs can be used: {_HIDING}={facts.variables[_HIDING]!r}"
-        yield Finding("gpus-hidden", severity, text, f"unset {_HIDING}")
-    if count and not facts.gpus and not is_hiding:
-        loaded = f"the driver {facts.driver} is loaded, but CUDA gives no access to it"
-        reason = loaded if facts.driver else "no NVIDIA driver is loaded"
-        text = f"{count} NVIDIA GPU(s) on the PCI bus, but none of them can be used: {reason}"
-        yield Finding("gpu-without-driver", "problem", text, _LOOK_FOR_GPUS)
-    if is_expected and not facts.has_gpu:
-        text = "CUDA was asked for, but neither the PCI bus nor the CUDA driver shows a GPU"
-        yield Finding("no-gpu", "problem", text, _LOOK_FOR_GPUS)
-
-
 def find_in_gpus(facts: Facts) -> Iterator[Finding]:
-    """Yields that ONNX Runtime has no code for GPUs that are there."""
-    if not facts.gpus:
-        return
-    runtime = facts.runtime
-    if runtime.version and CUDA not in runtime.available:
+    """Yields that there is no GPU though CUDA was requested, or that ONNX Runtime has no code for one."""
+    runtime, is_expected = facts.runtime, CUDA in facts.expected
+    if is_expected and not facts.gpus:
+        hidden = f" with {_HIDING}={facts.variables[_HIDING]!r}" if _HIDING in facts.variables else ""
+        text = f"CUDA was asked for, but its driver is missing or shows no GPU{hidden}"
+        yield Finding("no-gpu", "problem", text, _LOOK_FOR_GPUS)
+    if facts.gpus and runtime.version and CUDA not in runtime.available:
         names = ", ".join(dict.fromkeys(gpu.name for gpu in facts.gpus))
         wheel = f"{runtime.package or 'the wheel'} {runtime.version}"
         text = f"{len(facts.gpus)} GPU(s) here ({names}), and {wheel} has no code for CUDA"
-        severity: Severity = "problem" if CUDA in facts.expected else "advice"
-        yield Finding("gpu-unused", severity, text, install_cuda(facts))
+        yield Finding("gpu-unused", "problem" if is_expected else "advice", text, install_cuda(facts))
 
 
 def machine_rows(facts: Facts) -> Iterator[Row]:
@@ -316,7 +298,6 @@ _TOPICS = (
     find_in_installation,
     find_usage_data,
     find_in_providers,
-    find_missing_gpus,
     find_in_gpus,
     find_in_processor,
     find_in_memory,

@@ -30,8 +30,6 @@ _VARIABLES = (
 )
 """Environment variables that change which libraries are loaded, what is seen, compiled or sent."""
 
-_NVIDIA = "0x10de"
-_DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; the same card's sound device is neither
 _TIMEOUT_S = 120.0
 _MAX_TEXT_BYTES = 16_384
 _NO_LIMIT = 2**60
@@ -116,8 +114,6 @@ class Facts:
         runtime: The ONNX Runtime that is imported.
         providers: Reason why a provider cannot be used, None for one that can, by name.
         gpus: CUDA devices this process can use.
-        bus_gpus: NVIDIA GPUs on the PCI bus, usable or not.
-        driver: Version of NVIDIA's kernel driver, "" if none is loaded.
         hardware: Processor, cores and memory.
         limits: Limits of this process's control group.
         shared_memory: `/dev/shm`; its size is 0 if there is none.
@@ -130,19 +126,12 @@ class Facts:
     runtime: InstalledRuntime
     providers: Mapping[str, str | None]
     gpus: tuple[Gpu, ...]
-    bus_gpus: int
-    driver: str
     hardware: Hardware
     limits: ResourceLimits
     shared_memory: DiskSpace
     artifacts: DiskSpace
     variables: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[str, ...] = ()
-
-    @property
-    def has_gpu(self) -> bool:
-        """Whether there is an NVIDIA GPU, usable or not."""
-        return bool(self.gpus or self.bus_gpus)
 
 
 Row: TypeAlias = tuple[CellValue, ...]
@@ -165,8 +154,6 @@ def read_facts(*, artifacts: Path, expected: Sequence[str] = ()) -> Facts:
         runtime=runtime,
         providers=try_providers(runtime.available),
         gpus=hardware.gpus,
-        bus_gpus=count_bus_gpus(),
-        driver=read_text("/sys/module/nvidia/version"),
         hardware=hardware._replace(gpus=()),
         limits=read_limits(),
         shared_memory=read_disk_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else DiskSpace("/dev/shm"),
@@ -180,16 +167,6 @@ def read_disk_space(folder: Path) -> DiskSpace:
     """Reads the size of the file system that a folder is on, or will be on once it is made."""
     usage = shutil.disk_usage(next(level for level in (folder, *folder.parents) if level.is_dir()))
     return DiskSpace(str(folder), usage.total, usage.free)
-
-
-def count_bus_gpus(sys: Path = Path("/sys")) -> int:
-    """Returns how many NVIDIA GPUs the kernel sees on the PCI bus, with a driver or without."""
-    devices = sys / "bus/pci/devices"
-    folders = devices.iterdir() if devices.is_dir() else ()
-    return sum(
-        read_text(f"{folder}/vendor") == _NVIDIA and read_text(f"{folder}/class").startswith(_DISPLAY_CLASSES)
-        for folder in folders
-    )
 
 
 def read_runtime() -> InstalledRuntime:

@@ -16,7 +16,7 @@ from ortprep.bundle.loader_config import Variant
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.errors import ExportError
 from ortprep.options import format_option, known_options
-from ortprep.options.option import NEWEST, Option
+from ortprep.options.option import NEWEST
 from ortprep.runtime.loading.session import CPU, CUDA
 
 ATTRIBUTE = "session option"
@@ -52,13 +52,7 @@ _SPELLINGS = {
 }
 """The backend's spelling of values, where it is not ONNX Runtime's."""
 
-_KIND_REASONS = {
-    ATTRIBUTE: "the backend reads no parameter for it; ONNX Runtime's default holds",
-    ENTRY: f"the backend passes on no session entry but {_DEVICE_ALLOCATOR}",
-    CPU: "the backend gives this provider no options",
-}
-_OWN_STREAM = "the backend sets it itself, to the stream of the instance"
-_ONE_SESSION = "the backend makes one session per instance, with the options for steady runs"
+_SET_BY_BACKEND = frozenset({"has_user_compute_stream", "user_compute_stream"})
 
 
 class RecordedOption(NamedTuple):
@@ -95,13 +89,13 @@ class MappedOptions:
 
     Attributes:
         places: Places of the options that the configuration has.
-        left_out: Options and other properties that it does not have, and why.
+        left_out: Options and other properties that it does not have.
         session_options: The session options that remain.
         providers: The execution providers, with the options that remain.
     """
 
     places: Mapping[RecordedOption, Place]
-    left_out: Mapping[str, str]
+    left_out: tuple[str, ...]
     session_options: SessionOptionsRecord
     providers: tuple[ProviderRecord, ...]
 
@@ -138,57 +132,43 @@ def plan_options(variant: Variant) -> MappedOptions:
             f"  expected the execution providers {CUDA} and {CPU}, got {', '.join(names)}"
         )
     places: dict[RecordedOption, Place] = {}
-    left_out: dict[str, str] = {}
+    left_out: list[str] = []
     for option in recorded_options(variant):
         place = _find_place(option, variant.requirements.onnxruntime.minimum)
-        if isinstance(place, Place):
-            places[option] = place
+        if place is None:
+            left_out.append(str(option))
         else:
-            left_out[str(option)] = place
+            places[option] = place
     if variant.first_phase is not None:
-        left_out["first phase"] = _ONE_SESSION
+        left_out.append("first phase")
     attributes = {one.name: one.value for one in places if one.kind == ATTRIBUTE}
     level = str(attributes.pop(LEVEL, "ORT_ENABLE_ALL"))
     session_options = SessionOptionsRecord(level, attributes, _texts_of(places, ENTRY))
     providers = tuple(ProviderRecord(one.name, _texts_of(places, one.name)) for one in variant.providers)
-    return MappedOptions(places, left_out, session_options, providers)
+    return MappedOptions(places, tuple(left_out), session_options, providers)
 
 
 def _texts_of(options: Iterable[RecordedOption], kind: str) -> dict[str, str]:
     return {one.name: str(one.value) for one in options if one.kind == kind}
 
 
-def _find_place(option: RecordedOption, version: str) -> Place | str:
-    """Returns the place of an option in a model configuration, or why it has none."""
+def _find_place(option: RecordedOption, version: str) -> Place | None:
+    """Returns the place of an option in a model configuration, None if the backend does not take it.
+
+    An option of CUDA that `version` lacks, or that may be newer, would keep the model from loading.
+    """
     kind, name, value = option
     if name == LEVEL:
         level = LEVELS.get(str(value))
-        no_level = "the backend has no such level; the session runs every optimisation"
-        return Place(GRAPH, "level", level) if level else no_level
+        return Place(GRAPH, "level", level) if level else None
+    if name == "device_id":
+        return Place(GPUS, "gpus", str(value)) if kind == CUDA and str(value).isdecimal() else None
     spelling = _SPELLINGS.get(name)
     text = format_option(value) if spelling is None else spelling.get(str(value))
     key = _PARAMETERS.get((kind, name))
-    if key is None and kind != CUDA:
-        return _KIND_REASONS[kind]
-    if name == "device_id":
-        return Place(GPUS, "gpus", str(value)) if str(value).isdecimal() else "no GPU has such a number"
-    if name in ("has_user_compute_stream", "user_compute_stream"):
-        return _OWN_STREAM
-    if not text:
-        return "the backend knows no such value"
+    if not text or name in _SET_BY_BACKEND:
+        return None
     if key is not None:
         return Place(PARAMETERS, key, text)
-    return _version_reason(name, version) or Place(ACCELERATOR, name, text)
-
-
-def _version_reason(name: str, version: str) -> str | None:
-    """Returns why a server may not know a CUDA option; an unknown one keeps the model from loading."""
-    known: Mapping[str, Option] = {one.name: one for one in known_options(CUDA, NEWEST)}
-    found = known.get(name)
-    if found is None:
-        return (
-            "ortprep does not know which ONNX Runtime introduced it, and older ones would refuse to load it"
-        )
-    if found.exists_in(version):
-        return None
-    return f"ONNX Runtime has had it since {found.since}, and the variant may be loaded with {version}"
+    known = {one.name: one for one in known_options(CUDA, NEWEST)} if kind == CUDA else {}
+    return Place(ACCELERATOR, name, text) if name in known and known[name].exists_in(version) else None

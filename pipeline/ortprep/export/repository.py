@@ -46,7 +46,7 @@ class ExportedModel:
         files: Its files in the export; bytes and digests are the bundle's.
         config_sha256: Digest of its `config.pbtxt`, so that no later export replaces one that was edited.
         carried: Recorded options that the export has, and where.
-        left_out: Recorded options and other properties that it does not have, and why.
+        left_out: Recorded options and other properties that it does not have.
         needs: Requirements of the variant, which its server does not check.
     """
 
@@ -58,7 +58,7 @@ class ExportedModel:
     files: tuple[FileEntry, ...]
     config_sha256: str
     carried: Mapping[str, str]
-    left_out: Mapping[str, str]
+    left_out: tuple[str, ...]
     needs: tuple[str, ...]
 
 

@@ -28,8 +28,6 @@ HEALTHY = Facts(
     ),
     providers={CUDA: None, CPU: None},
     gpus=(HOPPER,),
-    bus_gpus=1,
-    driver="580.65.06",
     hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),
     limits=ResourceLimits(),
     shared_memory=DiskSpace("/dev/shm", 32 * GB, 32 * GB),
@@ -37,9 +35,7 @@ HEALTHY = Facts(
 )
 """A machine with a GPU, where everything is as it should be."""
 
-WITHOUT_GPU = replace(
-    HEALTHY, gpus=(), bus_gpus=0, driver="", providers={CUDA: "no libcublas.so.13", CPU: None}
-)
+WITHOUT_GPU = replace(HEALTHY, gpus=(), providers={CUDA: "no libcublas.so.13", CPU: None})
 """The same wheel on a machine without a GPU."""
 
 

@@ -60,7 +60,7 @@ def make_trial(request):
     bundle, name = request
     (variant,) = read_loader_config(bundle).variants
     assert variant.name == name
-    options = MappedOptions({}, {}, variant.session_options, variant.providers)
+    options = MappedOptions({}, (), variant.session_options, variant.providers)
     return try_model(bundle, variant, options, bundle / MODEL)
 
 
