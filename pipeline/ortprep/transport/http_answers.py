@@ -5,13 +5,10 @@ No message has a URL in it: those of uploads and of object storage carry signatu
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urljoin
 
 import requests
 import urllib3
@@ -62,8 +59,6 @@ def connection_error(
             f"cannot {doing}\n  expected a TLS certificate that this machine trusts, got another",
             hint="export REQUESTS_CA_BUNDLE=/path/to/the/registry's/ca.pem",
         )
-    if isinstance(error, requests.TooManyRedirects):
-        return RegistryError(f"cannot {doing}\n  expected an answer, got too many redirects")
     if isinstance(error, ValueError):
         return RegistryError(f"cannot {doing}\n  expected a usable URL, got none")
     text = str(error)
@@ -86,35 +81,6 @@ def check_http_url(url: str) -> str:
     if _ODD.search(url) or parts.auth is not None or parts.scheme not in ("http", "https"):
         raise ValueError("expected http(s)://host[:port]/path")
     return str(sent.url)
-
-
-def follow_redirects(
-    ask: Callable[[str], requests.Response], url: str, check: Callable[[str, str], str]
-) -> requests.Response:
-    """Returns the first answer that is no redirect; of the others at most `MAX_ERROR_BYTES` are read.
-
-    Args:
-        ask: Asks at a URL, in a session of `make_session`.
-        url: First URL.
-        check: Takes the URL of a redirect and its target, and returns the target as it may be asked.
-
-    Raises:
-        requests.TooManyRedirects: There are more than `MAX_REDIRECTS`.
-        requests.exceptions.InvalidURL: A target is no URL.
-    """
-    for _ in range(MAX_REDIRECTS + 1):
-        response = ask(url)
-        location = response.raw.headers.get("Location")
-        if response.status_code not in requests.models.REDIRECT_STATI or not location:
-            return response
-        with response:
-            read_refusal(response, "be redirected")
-        try:
-            target = urljoin(url, location.encode("latin-1").decode())
-        except ValueError:
-            raise requests.exceptions.InvalidURL from None
-        url = check(url, target)
-    raise requests.TooManyRedirects
 
 
 def ask_in_time(ask: Callable[[], T], doing: str, limit_s: float) -> T:
@@ -166,29 +132,9 @@ def read_body(response: requests.Response, doing: str, limit_bytes: int) -> byte
 def read_refusal(response: requests.Response, doing: str) -> dict[str, Any]:
     """Returns the JSON object with which a registry says no, an empty one if it said something else."""
     try:
-        return parse_refusal(read_body(response, doing, MAX_ERROR_BYTES))
-    except RegistryError:
+        return parse_json(read_body(response, doing, MAX_ERROR_BYTES), name="an answer")
+    except (RegistryError, BundleError):
         return {}
-
-
-def parse_refusal(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object in the body of a refusal, an empty one if it is something else."""
-    try:
-        return parse_json(body, name="an answer")
-    except BundleError:
-        return {}
-
-
-@contextmanager
-def open_upload(source: Path) -> Iterator[io.FileIO | bytes]:
-    """Yields a file as the body of a request; of an empty one requests would not send the length."""
-    with io.FileIO(source) as file:
-        yield file if source.stat().st_size else b""
-
-
-def upload_timeout_s(size_bytes: int) -> float:
-    """Returns the longest time of a request that uploads so much: one piece is limited, not the whole."""
-    return ANSWER_TIMEOUT_S + BLOCK_TIMEOUT_S * size_bytes / BLOCK_BYTES
 
 
 @contextmanager

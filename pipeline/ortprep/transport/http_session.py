@@ -36,7 +36,7 @@ _MAX_CONNECT_S = 600.0
 def make_session() -> requests.Session:
     """Returns a session that asks for unencoded answers and takes no cookies: a server may send gigabytes.
 
-    It leaves bodies to its caller, and redirects to `follow_redirects`.
+    It leaves bodies and redirects to its caller.
     """
     session, adapter = requests.Session(), _Adapter()
     session.stream = True

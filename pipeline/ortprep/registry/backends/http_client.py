@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
@@ -15,19 +16,23 @@ from ortprep.errors import AccessDeniedError, RegistryError
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
+    ANSWER_TIMEOUT_S,
+    BLOCK_TIMEOUT_S,
     MAX_ERROR_BYTES,
+    MAX_REDIRECTS,
     check_http_url,
     connection_error,
-    follow_redirects,
     read_body,
     read_refusal,
     status_error,
 )
 from ortprep.transport.http_session import make_session
+from ortprep.transport.transfer import BLOCK_BYTES
 
 ANY_STATUS = range(100, 600)
 """Statuses for a caller that tells them apart itself."""
 
+OCTETS = {"Content-Type": "application/octet-stream"}
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -109,24 +114,35 @@ class HttpClient(ABC):
             AccessDeniedError: There are no credentials, or they are not accepted.
             RegistryError: There is no answer, or an unexpected one; by kind.
         """
-
-        def ask(url: str) -> requests.Response:
-            request = partial(self._session.request, method, url, **settings)
-            return http_answers.ask_in_time(request, doing, limit_s or http_answers.ANSWER_TIMEOUT_S)
-
         settings = {"timeout": self._timeout_s, **options}
         url = urljoin(self.base, url)
-        try:
-            if follows:
-                response = follow_redirects(ask, url, lambda _, target: self.resolve(target, doing))
-            else:
-                response = ask(url)
-        except requests.RequestException as error:
-            raise connection_error(error, doing) from None
+        for _ in range(MAX_REDIRECTS + 1):
+            request = partial(self._session.request, method, url, **settings)
+            response = http_answers.ask_in_time(request, doing, limit_s or http_answers.ANSWER_TIMEOUT_S)
+            location = response.raw.headers.get("Location")
+            if not follows or response.status_code not in requests.models.REDIRECT_STATI or not location:
+                break
+            with response:
+                read_refusal(response, doing)  # a little of it: `requests` would read and unpack all
+            try:
+                url = self.resolve(urljoin(url, location.encode("latin-1").decode()), doing)
+            except ValueError as error:
+                raise connection_error(error, doing) from None
+        else:
+            raise RegistryError(f"cannot {doing}\n  expected an answer, got too many redirects")
         if response.status_code in expected:
             return response
         with response:
             raise self.refuse(response, read_refusal(response, doing), doing)
+
+    def put_file(self, url: str, doing: str, source: Path, *, expected: Collection[int]) -> requests.Response:
+        """Uploads a file as the body of one request, and returns the answer, which is read; as `open`."""
+        with source.open("rb", buffering=0) as file:
+            size_bytes = source.stat().st_size
+            limit_s = ANSWER_TIMEOUT_S + BLOCK_TIMEOUT_S * size_bytes / BLOCK_BYTES
+            data = file if size_bytes else b""  # of an empty file requests would not send the length
+            options: dict[str, Any] = {"headers": OCTETS, "data": data, "limit_s": limit_s}
+            return self.ask("PUT", url, doing, expected=expected, **options)[0]
 
     def refuse(self, response: requests.Response, refusal: Mapping[str, Any], doing: str) -> RegistryError:
         """Returns the error that an unexpected answer and its JSON object stand for."""

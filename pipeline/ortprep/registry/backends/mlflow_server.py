@@ -29,15 +29,13 @@ from ortprep.errors import (
     RegistryUnavailableError,
 )
 from ortprep.registry.backend import check_listing
-from ortprep.registry.backends.http_client import ANY_STATUS, HttpClient
+from ortprep.registry.backends.http_client import ANY_STATUS, OCTETS, HttpClient
 from ortprep.spec.urls import redact_url
 from ortprep.transport.http_answers import (
     ANSWER_TIMEOUT_S,
     open_file,
-    open_upload,
     read_body,
     read_refusal,
-    upload_timeout_s,
 )
 from ortprep.transport.transfer import Download, check_copied, with_retries
 
@@ -233,9 +231,13 @@ class ProxiedArtifacts:
         self, method: str, path: str, doing: str, *, tolerated: int = 0, **options: Any
     ) -> requests.Response:
         """Returns an answer of success, or of the status `tolerated`, as `HttpClient.open` does."""
+        expected = (*range(200, 300), tolerated)
+        return self._server.open(method, self._locate(path), doing, expected=expected, **options)
+
+    def _locate(self, path: str) -> str:
+        """Returns the URL of a file, or of the list of all."""
         where = f"/{quote(posixpath.join(self._root, path))}" if path else ""
-        url, expected = f"{self._server.url}{_API}{where}", (*range(200, 300), tolerated)
-        return self._server.open(method, url, doing, expected=expected, **options)
+        return f"{self._server.url}{_API}{where}"
 
     def find(self, folder: str) -> Mapping[str, int]:
         """Returns the sizes in bytes of the files right in a folder, by path; none if it is not there."""
@@ -274,19 +276,16 @@ class ProxiedArtifacts:
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a small file."""
-        with_retries(lambda: self._put(path, data, ANSWER_TIMEOUT_S))
+        with_retries(
+            lambda: self._open("PUT", path, f"write artifact: {path}", headers=OCTETS, data=data).close()
+        )
 
     def upload(self, path: str, entry: FileEntry, source: Path) -> None:
         """Uploads a file; raises IntegrityError if `source` has other bytes than `entry` describes."""
 
         def put() -> None:
             check_copied(entry, source.stat().st_size, digest_file(source))
-            with open_upload(source) as body:
-                self._put(path, body, upload_timeout_s(entry.size_bytes))
+            url, doing = self._locate(path), f"write artifact: {path}"
+            self._server.put_file(url, doing, source, expected=range(200, 300))
 
         with_retries(put)
-
-    def _put(self, path: str, body: Any, limit_s: float) -> None:
-        doing = f"write artifact: {path}"
-        headers = {"Content-Type": "application/octet-stream"}
-        self._open("PUT", path, doing, headers=headers, data=body, limit_s=limit_s).close()

@@ -42,10 +42,6 @@ from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.transfer import Download, check_copied, map_parallel, with_retries
 
-_HALF_WRITTEN = "DIGEST_INVALID"
-"""What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
-links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
-
 _OWN = "_"
 _PREFIXES = {
     Kind.VERSION: "_v.",
@@ -128,24 +124,19 @@ class OciBackend(Backend):
         doing = f"upload {entry.path}: {place}"
         if source.stat().st_size != entry.size_bytes:
             check_copied(entry, source.stat().st_size, digest_file(source))
-        limit_s = http_answers.upload_timeout_s(entry.size_bytes)
 
         def send() -> None:
             begun, _ = self._client.ask("POST", url, doing, expected=(202,))
             location = self._client.resolve(begun.headers.get("Location"), doing)
             mark = "&" if "?" in location else "?"
             target = f"{location}{mark}digest={quote(entry.sha256, safe='')}"
-            headers = {"Content-Type": "application/octet-stream"}
-            with http_answers.open_upload(source) as body:
-                options: dict[str, Any] = {"headers": headers, "data": body, "limit_s": limit_s}
-                expected = (201, 204, 400, 404, 416)
-                answer, _ = self._client.ask("PUT", target, doing, expected=expected, **options)
-                if answer.status_code not in (201, 204):
-                    # Other bytes arrived, or the registry lost the upload.
-                    check_copied(entry, source.stat().st_size, digest_file(source))
-                    raise RegistryUnavailableError(
-                        f"cannot {doing}\n  expected success, got status {answer.status_code}"
-                    )
+            answer = self._client.put_file(target, doing, source, expected=(201, 204, 400, 404, 416))
+            if answer.status_code not in (201, 204):
+                # Other bytes arrived, or the registry lost the upload.
+                check_copied(entry, source.stat().st_size, digest_file(source))
+                raise RegistryUnavailableError(
+                    f"cannot {doing}\n  expected success, got status {answer.status_code}"
+                )
 
         with_retries(send)
 
@@ -209,15 +200,7 @@ class OciBackend(Backend):
         doing, headers = f"push a manifest: {place}", {"Content-Type": media_type}
 
         def push() -> requests.Response:
-            options: dict[str, Any] = {"headers": headers, "data": data, "expected": (201, 400)}
-            answer, body = self._client.ask("PUT", url, doing, **options)
-            if answer.status_code == 400:
-                refusal = http_answers.parse_refusal(body)
-                error = self._client.refuse(answer, refusal, doing)
-                if self._client.read_reason(refusal) == _HALF_WRITTEN:
-                    raise RegistryUnavailableError(error.message)
-                raise error
-            return answer
+            return self._client.ask("PUT", url, doing, headers=headers, data=data, expected=(201,))[0]
 
         answer = with_retries(push)
         got = answer.headers.get("Docker-Content-Digest", digest)

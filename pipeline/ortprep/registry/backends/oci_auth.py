@@ -33,6 +33,10 @@ _HELPER_TIMEOUT_S = 60.0
 _TOKEN = re.compile("[!-~]+")
 _CODE = re.compile(r"[A-Z][A-Z_]{0,63}")
 _ACCESS = {"GET": "pull", "HEAD": "pull", "DELETE": "delete"}
+_HALF_WRITTEN = "DIGEST_INVALID"
+"""What a registry says of a manifest put by tag, which has no digest to be wrong: it read one of its own
+links while another push wrote it (CNCF Distribution 2.8 on a file system does not replace them at once)."""
+
 _DOCKER_HUB = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
@@ -65,6 +69,12 @@ class OciClient(HttpClient):
         errors = refusal.get("errors")
         code = as_mapping(errors[0] if isinstance(errors, list) and errors else None).get("code")
         return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
+
+    def refuse(self, response: requests.Response, refusal: Mapping[str, Any], doing: str) -> RegistryError:
+        """Returns the error that an answer stands for: one of the registry's own haste may be tried again."""
+        error = super().refuse(response, refusal, doing)
+        is_hasty = response.status_code == 400 and self.read_reason(refusal) == _HALF_WRITTEN
+        return RegistryUnavailableError(error.message) if is_hasty else error
 
     def _answer_challenge(self, response: requests.Response, **options: Any) -> requests.Response:
         """Sends a refused request once more, with other credentials."""
