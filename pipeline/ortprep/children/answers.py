@@ -50,7 +50,7 @@ def write_answers(
 
     Args:
         plan: Recipe of the session.
-        samples: `.npz` files of arrays by input name.
+        samples: `.npz` files of arrays by input name; others in them are left out.
         folder: Folder for `SAMPLE/OUTPUT.npy`, both counted from 0.
         timeout_s: Seconds for all of it; None waits for ever.
 
@@ -92,7 +92,8 @@ def _answer(
     session: onnxruntime.InferenceSession, model: str, sample: Path, *, folder: Path
 ) -> tuple[Answer, ...]:
     """Runs a session on one sample and writes its outputs."""
-    feeds = read_tensors(sample)
+    names = {one.name for one in session.get_inputs()}
+    feeds = {name: array for name, array in read_tensors(sample).items() if name in names}
     try:
         outputs = run_session(session, feeds)
     except onnxruntime_errors() as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,26 @@ from ortprep.bundle.conversion_record import computes_with_integers
 from ortprep.bundle.file_links import share_model
 from ortprep.bundle.loader_config import SOURCE_PRECISION, Requirements, Variant
 from ortprep.bundle.manifest import LadderAttempt
-from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.children.answers import write_answers
 from ortprep.children.child import run_child
 from ortprep.errors import (
     ChildKilledError,
     LoadError,
+    SpecError,
     StageError,
     hint_of_os_error,
 )
 from ortprep.quoting import quoted
-from ortprep.runtime.loading.session import build_session, onnxruntime_errors
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.runtime.tensors.arrays import run_session
-from ortprep.runtime.tensors.element_types import Array, dtype_name
-from ortprep.spec.models import InputSpec, ModelSpec
+from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
 from ortprep.stages.core.fallback import REFUSALS, TAKEN, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
 from ortprep.stages.core.sample_files import find_sample_files, fits_interface, inputs_key, samples_key
-from ortprep.stages.core.samples import build_feeds, read_sample
-from ortprep.stages.core.spec_fit import require_fit, shape_sets
+from ortprep.stages.core.samples import draw_sample
+from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
 from ortprep.stages.optimize.requirements import derive_requirements
 from ortprep.stages.optimize.session_plans import (
@@ -52,12 +50,6 @@ from ortprep.stages.optimize.session_plans import (
 )
 
 _ATTEMPT = ".attempt"
-
-_SEED = 0
-"""Not the spec's: another seed is a reason to verify again, not to optimise again."""
-
-_SHOWN = 4
-"""How many values of an input an error shows."""
 
 
 class OptimizeStage:
@@ -183,7 +175,7 @@ def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | 
         if not outcome:
             options = loading_options(runtime, level=step.loading_level)
             reader = SessionPlan(str(model), options, loading_providers(runtime, role))
-            run_reload(reader, spec, graph.description.interface)
+            _require_run(context, reader)
             for path in sorted(folder.iterdir()):
                 path.rename(place / path.name)
             outcome = TAKEN
@@ -197,57 +189,30 @@ def try_step(context: Context, step: Step) -> tuple[LadderAttempt, SaveResult | 
     return LadderAttempt(step.name, outcome), saved if outcome == TAKEN else None
 
 
-def run_reload(plan: SessionPlan, spec: ModelSpec, interface: ModelInterface) -> None:
+def _require_run(context: Context, plan: SessionPlan) -> None:
     """Loads a model as a job would and runs it once; whether its answers are right is for `verify` to say.
 
     The run is needed: a graph that is laid out for another processor loads well and fails in its first run
-    (microsoft/onnxruntime #26174).
+    (microsoft/onnxruntime #26174). It is fed with the user's first sample that fits, or with a drawn one.
 
     Raises:
         LoadError: It does not load.
-        StageError: It does not run; the message has what it was fed.
+        StageError: It does not run.
         SpecError: There is nothing to feed it with.
         ChildError: The process died, or took longer than the spec's deadline.
     """
-    run_child(reload, (plan, spec, spec.folder.resolve(), interface), timeout_s=spec.optimize.timeout_s)
-
-
-def reload(request: tuple[SessionPlan, ModelSpec, Path, ModelInterface]) -> None:
-    """Child function of `run_reload`, which has its errors: the plan, the spec, its folder, the interface."""
-    plan, spec, location, interface = request
-    spec = spec.located_in(location)
-    session = build_session(plan)
-    chosen, origin = _choose_feeds(spec, interface)
-    try:
-        run_session(session, chosen)
-    except onnxruntime_errors() as error:
-        fed = "\n  ".join(_describe_feeds(spec, chosen, origin))
-        raise StageError(
-            f"loads, but does not run: {plan.model}\n  {type(error).__name__}: {error}\n  {fed}"
-        ) from error
-
-
-def _choose_feeds(spec: ModelSpec, interface: ModelInterface) -> tuple[dict[str, Array], Path | None]:
-    """Returns the user's first sample that fits and its file, or an input of the first declared shapes."""
-    for sample in find_sample_files(spec):
-        if fits_interface(sample, interface):
-            return read_sample(sample, interface), sample
-    sets = shape_sets(spec, interface)
-    # A model that is bound to some shapes takes no others; where none is declared, the run says so.
-    fitting = [shapes for shapes in sets if all(item.fits(shapes[item.name]) for item in interface.inputs)]
-    return build_feeds(interface, (fitting or sets)[0], spec, seed=_SEED), None
-
-
-def _describe_feeds(spec: ModelSpec, feeds: Mapping[str, Array], origin: Path | None) -> Iterator[str]:
-    """Yields type, shape, origin and first values of each input, for an error."""
-    for name, array in feeds.items():
-        declared = spec.inputs.get(name, InputSpec())
-        kinds = (("values as declared", declared.values), ("range as declared", declared.range))
-        made = next((kind for kind, given in kinds if given is not None), "values made up")
-        source = made if origin is None else f"from {origin}"
-        numbers = ", ".join(str(value) for value in array.reshape(-1)[:_SHOWN])
-        more = ", …" if array.size > _SHOWN else ""
-        yield f"{name}: {dtype_name(array.dtype)} {list(array.shape)}, {source}: {numbers}{more}"
+    spec, interface = context.spec, read_source(context).description.interface
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=context.folder) as scratch:
+        sample = next((one for one in find_sample_files(spec) if fits_interface(one, interface)), None)
+        if sample is None:
+            drawn = draw_sample(spec, interface, Path(scratch, "sample.npz"))
+            if drawn is None:
+                raise SpecError(
+                    f"no input to run it with: {context.subject}\n  expected a declared shape that fits it",
+                    hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
+                )
+            sample = drawn.path
+        write_answers(plan, [sample], Path(scratch, "answers"), timeout_s=spec.optimize.timeout_s)
 
 
 def save_and_describe(context: Context, folder: Path, plan: SessionPlan | None) -> SaveResult:
