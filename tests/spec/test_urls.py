@@ -150,7 +150,7 @@ def test_a_scheme_that_is_not_listed_is_refused_with_those_that_are(url):
         "gs://bucket/m.onnx",
         "az://container/m.onnx",
         "abfss://container@account.dfs.core.windows.net/m.onnx",
-        "hf://org/repo/m.onnx@main",
+        "hf://org/repo@main/m.onnx",
         "file:///models",
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ortprep.bundle.paths import NAME_PATTERN, is_safe_name
-from ortprep.spec.urls import is_hub_url, parse_hub_url
+from ortprep.spec.urls import parse_hub_url
 
 Target = Literal["cpu", "cuda"]
 """Execution providers a bundle can be prepared for."""
@@ -43,8 +43,6 @@ def _check_digest(digest: str) -> str:
 
 def _check_url(url: str) -> str:
     """Returns a URL that a spec may name; raises `ValueError` for another."""
-    if not is_hub_url(url):
-        raise ValueError("expected hf://ORG/REPO/PATH.onnx; download a file of another server, and use path:")
     parse_hub_url(url)
     return url
 

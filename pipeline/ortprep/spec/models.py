@@ -47,7 +47,7 @@ class SourceSpec(SpecSection):
     path: Text | None = None
     """Local file, relative to the spec."""
     url: Url | None = None
-    """hf://ORG/REPO/PATH.onnx@REVISION: a file on the Hub, read with the login of the Hub's client."""
+    """hf://ORG/REPO@REVISION/PATH.onnx: a file on the Hub, read with the login of the Hub's client."""
     sha256: Sha256 | None = None
     """Digest of the model file; the build fails if it differs. Recorded if not given."""
     data_sha256: dict[Text, Sha256] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
 """URLs: files on the Hugging Face Hub, places of registries, and how they are shown without secrets.
 
-A file on the Hub is `hf://ORG/REPO/PATH.onnx@REVISION`.
+A file on the Hub is `hf://ORG/REPO@REVISION/PATH.onnx`, as the Hub's own tools write it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-HUB_SCHEME = "hf://"
-
 _ADDRESS = re.compile(
     r"hf://(?:models/)?((?:(?:datasets|spaces)/)?(?!(?:models|datasets|spaces)/)[\w.-]+/[\w.-]+)"
-    r"(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/([^\s?#\x00-\x1f\x7f]+)",
+    r"(?:@(refs/(?:pr|convert)/[^/@]+|[^/@]+))?/([^\s?#@\x00-\x1f\x7f]+)",
     re.IGNORECASE,
 )
-_REVISION_LAST = re.compile(r"(.+?\.onnx)@(.*)", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -41,9 +38,9 @@ class HubAddress:
         return self.revision if self.revision and is_commit(self.revision) else None
 
     def __str__(self) -> str:
-        """Returns the address as fsspec's plug-in of the Hub takes it."""
+        """Returns the URL."""
         revision = "" if self.revision is None else f"@{quote(self.revision, safe='')}"
-        return f"{HUB_SCHEME}{self.repository}{revision}/{self.path}"
+        return f"hf://{self.repository}{revision}/{self.path}"
 
 
 def is_commit(revision: str) -> bool:
@@ -51,32 +48,18 @@ def is_commit(revision: str) -> bool:
     return _COMMIT.fullmatch(revision) is not None
 
 
-def is_hub_url(url: str) -> bool:
-    """Returns whether a URL names a file on the Hub."""
-    return url.lower().startswith(HUB_SCHEME)
-
-
 def parse_hub_url(url: str) -> HubAddress:
-    """Returns what a URL names.
-
-    The revision follows the file, `hf://ORG/REPO/PATH.onnx@REVISION`, or the repository, as the Hub's own
-    tools write it: `hf://ORG/REPO@REVISION/PATH.onnx`. In the second form `/` in a branch is written `%2F`.
+    """Returns what a URL names; `/` in a branch is written `%2F`.
 
     Raises:
-        ValueError: The URL has neither form, or two revisions.
+        ValueError: It is no URL of a file on the Hub.
     """
     match = _ADDRESS.fullmatch(url)
-    path = "" if match is None else match[3]
-    if match is None or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError("expected hf://ORG/REPO/PATH.onnx, with @REVISION after it")
-    last = _REVISION_LAST.fullmatch(path)
-    if last is None:
-        return HubAddress(match[1], path, None if match[2] is None else unquote(match[2]))
-    if not last[2]:
-        raise ValueError("expected a revision after @, got none")
-    if match[2] is not None:
-        raise ValueError(f"expected one revision, got {match[2]!r} and {last[2]!r}")
-    return HubAddress(match[1], last[1], last[2])
+    if match is None or any(part in ("", ".", "..") for part in match[3].split("/")):
+        raise ValueError(
+            "expected hf://ORG/REPO@REVISION/PATH.onnx; download a file of another server, and use path:"
+        )
+    return HubAddress(match[1], match[3], None if match[2] is None else unquote(match[2]))
 
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})

@@ -378,7 +378,7 @@ def test_the_key_is_the_same_from_wherever_the_build_is_started(tmp_path, monkey
 
 
 def test_a_model_is_not_downloaded_again_for_what_the_spec_says_of_inputs(tmp_path):
-    source = {"url": f"hf://o/r/m.onnx@{'0' * 40}"}
+    source = {"url": f"hf://o/r@{'0' * 40}/m.onnx"}
     assert key(plan_of(tmp_path, source, inputs=IMAGE)) == key(plan_of(tmp_path, source))
 
 

@@ -68,14 +68,13 @@ def key_of(task):
     ("url", "expected"),
     [
         ("hf://o/r/m.onnx", HubAddress("o/r", "m.onnx")),
-        ("hf://o/r/onnx/m.onnx@v1.0", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
         ("hf://o/r@v1.0/onnx/m.onnx", HubAddress("o/r", "onnx/m.onnx", "v1.0")),
         ("hf://o/r@a%2Fbranch/m.onnx", HubAddress("o/r", "m.onnx", "a/branch")),
         ("hf://o/r@refs/pr/3/m.onnx", HubAddress("o/r", "m.onnx", "refs/pr/3")),
         ("hf://datasets/o/r/m.onnx", HubAddress("datasets/o/r", "m.onnx")),
     ],
 )
-def test_both_ways_to_write_a_revision_mean_the_same(url, expected):
+def test_a_url_names_repository_revision_and_path(url, expected):
     address = parse_hub_url(url)
     assert address == expected
     assert parse_hub_url(str(address)) == expected
@@ -100,10 +99,10 @@ def test_a_revision_is_pinned_to_its_commit(hub, tmp_path):
     repository = hub.add("o/r", {"onnx/m.onnx": MODEL})
     commit = repository.refs["v1"] = repository.refs["main"]
     repository.commit({})
-    task = task_of(tmp_path, "hf://o/r/onnx/m.onnx@v1")
+    task = task_of(tmp_path, "hf://o/r@v1/onnx/m.onnx")
     result = run(task)
     source = key_of(task)
-    assert (source["url"], source["commit"]) == ("hf://o/r/onnx/m.onnx@v1", commit)
+    assert (source["url"], source["commit"]) == ("hf://o/r@v1/onnx/m.onnx", commit)
     assert (task.folder / "m.onnx").read_bytes() == MODEL
     assert (result.model, result.source.sha256) == ("m.onnx", digest_bytes(MODEL))
     assert ("HEAD", f"/o/r/resolve/{commit}/onnx/m.onnx", None) in hub.requests
@@ -150,7 +149,7 @@ def test_a_branch_that_moves_meanwhile_does_not_change_what_is_fetched(hub, tmp_
 
 def test_without_a_network_a_commit_is_up_to_date_and_a_branch_says_why_not(hub, tmp_path, stack):
     commit = hub.add("o/r", {"m.onnx": MODEL}).refs["main"]
-    task = task_of(tmp_path, f"hf://o/r/m.onnx@{commit}")
+    task = task_of(tmp_path, f"hf://o/r@{commit}/m.onnx")
     run(task)
     stack.close()
     assert why_stale(task, DigestCache()) == ()
@@ -232,7 +231,7 @@ def test_the_token_of_the_login_goes_to_the_hub_alone(hub, tmp_path, monkeypatch
         ("hf://o/absent/m.onnx", {}, "no such repository, or no access to it: o/absent", "hf auth login"),
         ("hf://o/r/m.onnx", {"private": True}, "no such repository, or no access to it: o/r", "HF_TOKEN"),
         ("hf://o/r/m.onnx", {"gated": True}, "no access to a gated repository: o/r", "accept the terms"),
-        ("hf://o/r/m.onnx@v9", {}, "no such revision: v9 of o/r", None),
+        ("hf://o/r@v9/m.onnx", {}, "no such revision: v9 of o/r", None),
         ("hf://o/r/absent.onnx", {}, "no such file on the Hub: hf://o/r", None),
         ("hf://o/r/folder", {}, "no such file on the Hub: hf://o/r", None),
     ],

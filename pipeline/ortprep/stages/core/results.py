@@ -18,7 +18,7 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
-from ortprep.spec.urls import is_hub_url, parse_hub_url
+from ortprep.spec.urls import parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 
 
@@ -139,12 +139,12 @@ def read_fetched(context: Context) -> Graph:
 
 
 def read_location(context: Context) -> str:
-    """Returns where the source came from: path or URL; on the Hub at its commit."""
-    location = read_fetched(context).description.source.location
-    if not is_hub_url(location):
-        return location
+    """Returns where the source came from: its path, or its URL at the commit."""
+    source = read_fetched(context).description.source
+    if source.kind == "path":
+        return source.location
     commit = context.upstream[FETCH].key["source"]["commit"]
-    return str(replace(parse_hub_url(location), revision=commit))
+    return str(replace(parse_hub_url(source.location), revision=commit))
 
 
 def read_graph(context: Context, task: TaskId) -> Graph:
