@@ -1,15 +1,12 @@
 """Records of an application become specs that keep its inputs and options, or the reason for none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ortprep.adopt.adoption import AdoptedModel, adopt_models
-from ortprep.adopt.model_use import MAX_SHAPES, ModelUse, merge_uses, options_of
+from ortprep.adopt.adoption import adopt_models
+from ortprep.adopt.model_use import MAX_SHAPES, merge_uses, options_of
 from ortprep.adopt.observation import FeedRecord, ModelRecord, ProcessRecord
 from ortprep.adopt.recorder import read_records
 from ortprep.bundle.codec import encode, format_json
@@ -26,11 +23,11 @@ DEFAULTS = SessionOptionsRecord("ORT_ENABLE_ALL")
 ONE_THREAD = SessionOptionsRecord("ORT_ENABLE_ALL", {"intra_op_num_threads": 1})
 
 
-def feed(runs: int = 1, /, values: dict[str, tuple[Any, ...]] | None = None, **shapes: Any) -> FeedRecord:
+def feed(runs=1, /, values=None, **shapes):
     return FeedRecord(runs, shapes, values or {})
 
 
-def model(*feeds: FeedRecord, others: Any = 0, limits: Any = None, **changes: Any) -> ModelRecord:
+def model(*feeds, others=0, limits=None, **changes):
     """Returns a model's record with the runs of these feeds, and others of other shapes."""
     runs = others + sum(one.runs for one in feeds)
     feeds = tuple(replace(one, limits=limits or {}) for one in feeds)
@@ -38,9 +35,9 @@ def model(*feeds: FeedRecord, others: Any = 0, limits: Any = None, **changes: An
     return replace(plain, **changes)
 
 
-def record_of(path: Path, *feeds: FeedRecord, **changes: Any) -> ModelRecord:
+def record_of(path, *feeds, **changes):
     status = path.stat()
-    file: dict[str, Any] = {
+    file = {
         "path": str(path),
         "size_bytes": status.st_size,
         "modified_ns": status.st_mtime_ns,
@@ -48,11 +45,11 @@ def record_of(path: Path, *feeds: FeedRecord, **changes: Any) -> ModelRecord:
     return model(*feeds, **file, **changes)
 
 
-def adopt(folder: Path, *models: ModelRecord) -> tuple[AdoptedModel, ...]:
+def adopt(folder, *models):
     return adopt_models([ProcessRecord("1.31.1", models)], folder, folder / "configs")
 
 
-def options_said(use: ModelUse) -> tuple[dict[str, Any], list[str]]:
+def options_said(use):
     """Returns the options of a spec, which a build takes."""
     sections, left_out = options_of(use, version=NEWEST)
     shapes = {name: {"shapes": [list(one) for one in seen.shapes]} for name, seen in use.inputs.items()}
@@ -142,7 +139,7 @@ def test_equal_graphs_with_other_external_weights_are_other_models(tmp_path):
 def test_a_bad_record_is_left_out_with_a_message(tmp_path, bad):
     good = ProcessRecord("1.31.1", ())
     (tmp_path / "1.json").write_bytes(bad)
-    said: list[str] = []
+    said = []
     with pytest.raises(SpecError, match="no record can be read"):
         read_records(tmp_path, said.append)
     (tmp_path / "2.json").write_bytes(format_json(encode(good)))

@@ -1,14 +1,10 @@
 """What the recorder writes is what the application did, and the application notices nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -51,16 +47,16 @@ def recorder(records):
     return Recorder(records)
 
 
-def session_of(recorder: Recorder, model: Any, options: Any = None, **arguments: Any) -> Any:
+def session_of(recorder, model, options=None, **arguments):
     kind = recording_class(onnxruntime.InferenceSession, recorder)
     return kind(model, options, **{"providers": CPU, **arguments})
 
 
-def read_records(folder: Path) -> list[ProcessRecord]:
+def read_records(folder):
     return [decode(ProcessRecord, read_json(path)) for path in sorted(folder.glob("*.json"))]
 
 
-def read_model(recorder: Recorder, folder: Path) -> ModelRecord:
+def read_model(recorder, folder):
     recorder.write()
     [record] = read_records(folder)
     [model] = record.models
@@ -122,7 +118,6 @@ def test_a_model_given_as_bytes_is_kept_once(recorder, records, tmp_path):
         session_of(recorder, text).run(None, {"x": [1.0, 2.0]})
     found = read_model(recorder, records)
     assert (found.path, found.size_bytes, found.loads) == (None, len(text), 2)
-    assert found.saved is not None
     assert (records / found.saved).read_bytes() == text
     assert found.feeds[0].values["x"] == (1.0, 2.0)
 
@@ -143,7 +138,7 @@ def test_what_onnxruntime_refuses_is_refused_and_not_counted(recorder, records, 
     assert (read_model(recorder, records).loads, read_model(recorder, records).runs) == (1, 0)
 
 
-def observe(*feeds: dict[str, Any]) -> ModelRecord:
+def observe(*feeds):
     options = SessionOptionsRecord("ORT_ENABLE_ALL")
     observer = ModelObserver(ModelRecord("/m.onnx", None, 1, 1, options, (), (), None, {}))
     for feed in feeds:
@@ -206,7 +201,7 @@ for _ in range(3):
 """
 
 
-def run_application(code: str, model: Path, records: Path, **variables: str) -> int:
+def run_application(code, model, records, **variables):
     arguments = [sys.executable, "-c", APPLICATION + code, str(model), "--token", "secret"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), RECORDS_VARIABLE: str(records)}
     environment.update(variables)
@@ -249,11 +244,11 @@ def test_what_forks_run_on_their_parent_s_session_is_recorded_and_kept_apart(mod
 # -- laws of the real inputs that are kept while an application runs
 
 
-def feed(rows: int, fill: float = 0.0) -> dict[str, np.ndarray]:
+def feed(rows, fill=0.0):
     return {"x": np.full((rows, 4), fill, np.float32)}
 
 
-def shapes_of(folder: Path, keeper: InputKeeper) -> list[int]:
+def shapes_of(folder, keeper):
     return [read_tensors(folder / name)["x"].shape[0] for name in keeper.files]
 
 
@@ -266,7 +261,7 @@ def test_every_input_is_kept_while_there_is_room(tmp_path):
 
 @pytest.mark.attack
 def test_an_input_that_cannot_be_written_leaves_the_one_before_whole(tmp_path, monkeypatch):
-    def fill_the_disk(path: Path, _: object) -> None:
+    def fill_the_disk(path, _):
         path.write_bytes(b"PK")
         raise OSError("the disk is full")
 

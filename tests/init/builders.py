@@ -7,9 +7,9 @@ from onnx import helper, parser
 from tests.builders import tensor
 
 
-def parse(text, *, opset=17, **tensors):
+def parse(text, **tensors):
     """Returns the model of a graph in ONNX's text form, with further initializers."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}, "ai.onnx.ml": 1]> graph {text}')
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 17, "ai.onnx.ml": 1]> graph {text}')
     for index, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}{index}"
     model.graph.initializer.extend(tensor(name, array) for name, array in tensors.items())
@@ -52,7 +52,7 @@ def skip_connection(stride):
     )
 
 
-def text_encoder(*, vocabulary=30, positions=20):
+def text_encoder():
     """`input_ids` and `attention_mask` [batch, sequence]; a table of positions bounds the sequence."""
     return parse(
         """(int64[batch, sequence] input_ids, int64[batch, sequence] attention_mask) => (float[B, S, 8] y)
@@ -67,8 +67,8 @@ def text_encoder(*, vocabulary=30, positions=20):
             wide = Unsqueeze(mask, last)
             y = Mul(hidden, wide)
         }""",
-        words=np.ones((vocabulary, 8), np.float32),
-        positions=np.ones((positions, 8), np.float32),
+        words=np.ones((30, 8), np.float32),
+        positions=np.ones((20, 8), np.float32),
     )
 
 

@@ -209,14 +209,14 @@ def folding_net(*, seed=0):
     )
 
 
-def finish(process, *, timeout_s=600):
+def finish(process):
     """Waits for a process and returns what it said; one that hangs is killed and fails the test."""
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"still running after {timeout_s} s\n{out}\n{err}") from None
+        raise AssertionError(f"still running after 600 s\n{out}\n{err}") from None
     return Outcome(process.returncode, out, err)
 
 
@@ -226,16 +226,13 @@ def done(outcome):
     return {line.split()[1] for line in outcome.err.splitlines() if line.startswith("done ")}
 
 
-def all_tasks(name="net", *targets):
-    """Returns every task of a model."""
-    targets = targets or ("cpu",)
-    variants = (*targets, "portable")
-    return {
-        f"fetch:{name}",
-        *(f"{stage}:{name}/{variant}" for stage in ("optimize", "verify") for variant in variants),
-        *(f"measure:{name}/{target}" for target in targets),
-        f"package:{name}",
-    }
+ALL_TASKS = {
+    "fetch:net",
+    *(f"{stage}:net/{variant}" for stage in ("optimize", "verify") for variant in ("cpu", "portable")),
+    "measure:net/cpu",
+    "package:net",
+}
+"""Every task of the model."""
 
 
 def stamps(folder):

@@ -10,10 +10,10 @@ from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.stages.package import prepared_variants
 from tests.builders import if_net, write_model
 from tests.prepare.builders import (
+    ALL_TASKS,
     AS_PREPARED,
     SHAPES,
     Project,
-    all_tasks,
     answers,
     done,
     folding_net,
@@ -36,7 +36,7 @@ def test_a_loaded_bundle_answers_as_the_source_does(first_build, batch):
 
 def test_the_first_build_does_every_task_and_leaves_no_unfinished_work(first_build):
     project, outcome = first_build
-    assert done(outcome) == all_tasks()
+    assert done(outcome) == ALL_TASKS
     assert outcome.err.endswith("7 done, 0 up to date\n")
     assert outcome.out == ""
     assert is_intact(project.bundle())
@@ -60,7 +60,7 @@ def test_a_replaced_model_and_an_option_for_jobs_are_named_as_reasons(built):
     write_model(folding_net(seed=1), built.models / "net.onnx")
     reasons = built.explain()
     assert [line.partition(":")[0] for line in reasons["fetch"]] == ["source.digest"]
-    assert set(reasons) == {task.replace(":net", "") for task in all_tasks()}
+    assert set(reasons) == {task.replace(":net", "") for task in ALL_TASKS}
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 
 from tests.builders import write_external_model
 from tests.prepare.builders import (
+    ALL_TASKS,
     SHAPES,
     Project,
-    all_tasks,
     done,
     folding_net,
     stamps,
@@ -56,7 +56,7 @@ def test_the_builds_process_stays_small_and_never_imports_what_reads_models(tmp_
     outcome = project.python("-c", PREPARE)
     process = json.loads(outcome.out)
     assert process["code"] == 0, outcome.err
-    assert done(outcome) == all_tasks()
+    assert done(outcome) == ALL_TASKS
     assert {"onnx", "onnxruntime", "google.protobuf", "torch"} & set(process["modules"]) == set()
     assert process["peak_mb"] < 300
 
@@ -77,7 +77,7 @@ def test_clean_shows_what_it_would_do_and_removes_all_but_what_doit_did_not_make
     assert "fetch" not in built.explain()
     assert built.doit("clean").code == 0
     assert not built.bundle().exists()
-    assert set(built.explain()) == {task.replace(":net", "") for task in all_tasks()}
+    assert set(built.explain()) == {task.replace(":net", "") for task in ALL_TASKS}
     assert [path for path in built.work().rglob("*") if path.is_file() and path.suffix != ".lock"] == []
     assert own.read_text() == "mine"
     assert (built.models / "net.onnx").exists()

@@ -85,7 +85,7 @@ class SmallCluster:
             self.nodes.clear()
             gc.collect()
 
-    def add_node(self, *, cpus=1, labels=None):
+    def add_node(self):
         """Starts a node and waits until the cluster has it."""
         cache = self._caches / f"node{len(list(self._caches.iterdir()))}"
         cache.mkdir()
@@ -94,9 +94,8 @@ class SmallCluster:
             node = _start(
                 partial(
                     self._cluster.add_node,
-                    num_cpus=cpus,
+                    num_cpus=1,
                     object_store_memory=_STORE_BYTES,
-                    labels=dict(labels or {}),
                     env_vars={"ORTPREP_CACHE_DIR": str(cache)},
                 )
             )

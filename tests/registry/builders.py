@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -49,15 +48,12 @@ from ortprep.bundle.manifest import (
     write_manifest,
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
-from ortprep.registry.backend import Backend, Kind, ref_name
-from ortprep.registry.catalogue import Catalogue
+from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.documents import (
     FILE_TYPE,
     PART_TYPE,
     TITLE,
-    Part,
     PartVariant,
-    Version,
     annotate,
     build_manifest,
     build_version,
@@ -73,7 +69,7 @@ HERE = Requirements(VersionRange("1.23"), (CPU,), machine=platform.machine())
 ELSEWHERE = Requirements(VersionRange("1.23"), (CPU,), machine="s390x", cpu_features=("vx",))
 
 
-def on_gpu(major: int, minor: int) -> Requirements:
+def on_gpu(major, minor):
     capability = ComputeCapabilityRange((major, minor), (major, minor + 1))
     return Requirements(VersionRange("1.23"), (CUDA, CPU), compute_capability=capability)
 
@@ -105,7 +101,7 @@ class Made:
     spread: float = 0.0
 
     @property
-    def target(self) -> str:
+    def target(self):
         return "cuda" if CUDA in self.needs.providers else "cpu"
 
 
@@ -130,7 +126,7 @@ def write_bundle(
     folder: Path, build: Build | None = None, *, portable: bool = True, **changes: object
 ) -> Path:
     """Writes an intact bundle, with a portable variant unless told otherwise, and returns its folder."""
-    build = dataclasses.replace(build or Build(), **changes)  # type: ignore[arg-type]
+    build = dataclasses.replace(build or Build(), **changes)
     if portable and all(made.name != "portable" for made in build.made):
         build = dataclasses.replace(build, made=(*build.made, Made("portable")))
     entries = [_write(folder, "golden.npz", b"golden")]
@@ -162,13 +158,13 @@ def write_bundle(
     return folder
 
 
-def _write(folder: Path, path: str, data: bytes) -> FileEntry:
+def _write(folder, path, data):
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_bytes(data)
     return FileEntry(path, len(data), digest_bytes(data))
 
 
-def _variant(made: Made, files: tuple[FileEntry, ...]) -> Variant:
+def _variant(made, files):
     return Variant(
         name=made.name,
         target=made.target,
@@ -182,7 +178,7 @@ def _variant(made: Made, files: tuple[FileEntry, ...]) -> Variant:
     )
 
 
-def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
+def _manifest(build, files):
     return Manifest(
         schema_version=MANIFEST_SCHEMA_VERSION,
         name=build.name,
@@ -197,7 +193,7 @@ def _manifest(build: Build, files: tuple[FileEntry, ...]) -> Manifest:
     )
 
 
-def _hardware(build: Build) -> dict[str, Any]:
+def _hardware(build):
     """Returns the machine that has what the variants require, and nothing else."""
     needs = [made.needs for made in build.made]
     gpus = [one.compute_capability.minimum for one in needs if one.compute_capability]
@@ -209,15 +205,15 @@ def _hardware(build: Build) -> dict[str, Any]:
     }
 
 
-def _source(build: Build) -> SourceRecord:
+def _source(build):
     contents = {"m.onnx": build.source, "m.onnx.data": build.source_data}
     files = tuple(FileEntry(path, len(data), digest_bytes(data)) for path, data in contents.items())
     return SourceRecord("path", "m.onnx", files[0].sha256, files, {"": 17}, 8, {"Conv": 1}, 1024)
 
 
-def _record(made: Made) -> VariantRecord:
+def _record(made):
     error = OutputError("y", "x=[1,3]", 1e-4, 1e-4, (0,), 1.0, 1.0, made.error)
-    measurements: tuple[MeasurementRecord, ...] = ()
+    measurements = ()
     if made.init_ms is not None:
         plans = (
             _figures("default", 100.0, 5.0),
@@ -235,17 +231,17 @@ def _record(made: Made) -> VariantRecord:
     )
 
 
-def _figures(plan: str, init_ms: float, steady_ms: float, spread: float = 0.0) -> PlanFigures:
+def _figures(plan, init_ms, steady_ms, spread=0.0):
     init, steady = summary(init_ms, spread), summary(steady_ms, spread)
     return PlanFigures(plan, init, init, steady, steady, init, init)
 
 
-def summary(median: float, spread: float = 0.0) -> Samples:
+def summary(median, spread=0.0):
     low, high = median * (1 - spread), median * (1 + spread)
     return Samples((low, median, high))
 
 
-def machine_with_gpu(capability: tuple[int, int]) -> Hardware:
+def machine_with_gpu(capability):
     """A machine with one GPU of that compute capability."""
     return BARE._replace(gpus=(Gpu("GPU", capability, 80 << 30, "", "13.0", "GPU-0"),))
 
@@ -253,7 +249,7 @@ def machine_with_gpu(capability: tuple[int, int]) -> Hardware:
 BARE = Hardware(platform.machine(), "processor", (), 2, 8 << 30)
 
 
-def read_tree(folder: Path) -> dict[str, bytes]:
+def read_tree(folder):
     """Returns the content of every file that is part of a bundle."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -262,7 +258,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def write_keys(folder: Path, *, password: bytes | None = None) -> tuple[Path, Path]:
+def write_keys(folder, *, password=None):
     """Writes a private and a public key; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -278,11 +274,9 @@ CREATED_AT, PUBLISHED_AT = "2026-01-02T03:04:05+00:00", "2026-01-02T03:05:00+00:
 CPU_VARIANT = PartVariant("cpu", "cpu", False, "1.31.1", "", ANY)
 
 
-def make_part(
-    model: str, files: Mapping[str, bytes], *, created_at: str = CREATED_AT, **changes: object
-) -> Part:
+def make_part(model, files, *, created_at=CREATED_AT, **changes):
     """Returns a part of files, with other fields than usual where they are given."""
-    fields: dict[str, object] = {"model": model, "source": SOURCE, "spec": SPEC, "created_at": created_at}
+    fields = {"model": model, "source": SOURCE, "spec": SPEC, "created_at": created_at}
     fields |= {"built_on": SOURCE, "machine": "amd64", "variants": (CPU_VARIANT,)} | changes
     layers = [
         {**describe_content(FILE_TYPE, digest_bytes(data), len(data)), "annotations": {TITLE: path}}
@@ -291,17 +285,17 @@ def make_part(
     return parse_part(build_manifest(PART_TYPE, layers, annotations=annotate(**fields)))
 
 
-def name_of(version: Version) -> str:
+def name_of(version):
     """Returns the name of a version's ref."""
     return ref_name(version.digest, version.label)
 
 
-def put_version(catalogue: Catalogue, version: Version) -> None:
+def put_version(catalogue, version):
     """Adds a version without asking whether its label is free."""
     catalogue.backend.put_ref(version.model, Kind.VERSION, name_of(version), version.data)
 
 
-def write_ref(registry: str, model: str, kind: str, data: bytes, rest: str = "") -> Path:
+def write_ref(registry, model, kind, data, rest=""):
     """Writes a document into a folder as somebody with a tool of his own would."""
     path = Path(registry, model, kind, ref_name(digest_bytes(data), rest))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,12 +303,12 @@ def write_ref(registry: str, model: str, kind: str, data: bytes, rest: str = "")
     return path
 
 
-def make_version(part: Part, label: str | None = "1.0", *, published_at: str = PUBLISHED_AT) -> Version:
+def make_version(part, label="1.0", *, published_at=PUBLISHED_AT):
     """Returns the version of one part."""
     return build_version(part.model, [part], label=label, published_at=published_at)
 
 
-def put_part(backend: Backend, part: Part, folder: Path) -> int:
+def put_part(backend, part, folder):
     """Uploads what is missing of a part from a folder, and its document; returns the bytes sent."""
     sent_bytes = 0
     for entry in missing(backend, part):
@@ -324,19 +318,19 @@ def put_part(backend: Backend, part: Part, folder: Path) -> int:
     return sent_bytes
 
 
-def missing(backend: Backend, part: Part) -> tuple[FileEntry, ...]:
+def missing(backend, part):
     """Returns the files of a part that a backend says it does not have, each digest once."""
     entries = {entry.sha256: entry for entry in part.files}.values()
     return tuple(entry for entry in entries if not backend.has_file(part, entry))
 
 
-def read_part(backend: Backend, digest: str, model: str) -> bytes:
+def read_part(backend, digest, model):
     """Returns the document of a part."""
     with backend.open_ref(model, Kind.PART, ref_name(digest)) as opened:
         return b"".join(map(bytes, opened.blocks))
 
 
-def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes:
+def read_file(backend, part, path, offset=0):
     """Returns a file of a part from an offset on."""
     entry = next(entry for entry in part.files if entry.path == path)
     with backend.open_file(part, entry, offset) as opened:
@@ -346,18 +340,13 @@ def read_file(backend: Backend, part: Part, path: str, offset: int = 0) -> bytes
 class Watched:
     """A backend that tells of its calls before and after each: their names and their arguments."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        before: Callable[..., object] = lambda *_: None,
-        after: Callable[..., object] = lambda *_: None,
-    ) -> None:
+    def __init__(self, backend, before=lambda *_: None, after=lambda *_: None):
         self._backend, self._before, self._after = backend, before, after
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         value = getattr(self._backend, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args, **kwargs):
             self._before(name, *args)
             result = value(*args, **kwargs)
             self._after(name, *args)
@@ -366,12 +355,12 @@ class Watched:
         return call if callable(value) else value
 
 
-def list_versions(backend: Backend, model: str) -> list[str]:
+def list_versions(backend, model):
     """Returns the digests of a model's versions."""
     return list(backend.list_refs(model, Kind.VERSION).values())
 
 
-def write_files(folder: Path, contents: Mapping[str, bytes]) -> Path:
+def write_files(folder, contents):
     """Writes files below a folder, and returns it."""
     for path, data in contents.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

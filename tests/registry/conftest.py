@@ -1,9 +1,6 @@
 """Registries for tests: each kind is the real thing, started once for this folder, and ended after it."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -71,12 +68,10 @@ def registry(kind, request, tmp_path, monkeypatch):
     return make_registry(kind, request, tmp_path, monkeypatch)
 
 
-def make_registry(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def make_registry(kind, request, tmp_path, monkeypatch):
     if kind == "directory":
         return str(tmp_path / "registry")
-    server: str = request.getfixturevalue(f"{kind}_url")
+    server = request.getfixturevalue(f"{kind}_url")
     if kind == "oci":
         return f"oci+http://{server.partition('://')[2]}/team{next(_numbers)}"
     if kind == "mlflow":

@@ -4,17 +4,13 @@
 answers with the exit code: imports take longer than what a process does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ortprep.registry.backends.directory
 import ortprep.registry.backends.oci  # noqa: F401  both before anything is forked
@@ -23,31 +19,30 @@ from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef, open_registry
-from ortprep.transport.transfer import Progress
 from tests.registry.builders import Watched
 
 _COUNTED = re.compile("(delete|list|open|put)_(file|ref|refs)|delete|has_file|progress|sweep")
 
 
-def die_at(action: str, registry: str, path: str, name: str, step: int) -> None:
+def die_at(action, registry, path, name, step):
     steps = iter(range(step))
 
-    def count(name: str, *_: object) -> None:
+    def count(name, *_):
         """Ends the process with SIGKILL before a change, as a machine that loses power."""
         if _COUNTED.fullmatch(name) and next(steps, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     opened = open_registry(registry)
-    folder: Any = getattr(opened, "_folder", None)
+    folder = getattr(opened, "_folder", None)
     if folder is not None:
         folder.delete = Watched(folder, count).delete
-    backend: Any = Watched(opened, count)
+    backend = Watched(opened, count)
     catalogue = Catalogue(backend)
 
-    def observe(progress: Progress) -> None:
+    def observe(progress):
         count("progress")
 
-    actions: dict[str, Callable[[], object]] = {
+    actions = {
         "publish": lambda: publish(Path(path), catalogue, observer=observe),
         "pull": lambda: pull(PullRequest(VersionRef(name, None)), catalogue, Path(path), observer=observe),
         "collect": lambda: collect(name, catalogue, policy=RetentionPolicy(0, 0, 0), dry_run=False),
@@ -55,7 +50,7 @@ def die_at(action: str, registry: str, path: str, name: str, step: int) -> None:
     actions[action]()
 
 
-def main() -> None:
+def main():
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

@@ -6,8 +6,7 @@ import http.client
 import re
 import socket
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,16 +27,14 @@ class Fault:
     Attributes:
         act: `status` (answer that status after draining the body, forwarding nothing), `cut_request` (read
             `at_bytes` of the body, hand that much on, close), `cut_answer` (send `at_bytes` of the answer's
-            body, then close), `replace` (send `body` instead), `slow` (wait `delay_s` or until `released`,
-            then forward), `endless` (announce and send `at_bytes`: the answer's body, then zeros).
+            body, then close), `replace` (send `body` instead), `pass` (nothing), `endless` (announce and send
+            `at_bytes`: the answer's body, then zeros).
         method: Only requests of this method.
         path: Only requests in whose path and query this pattern is found.
         times: How often it acts; counted down.
         status: The status for `status`; replaces the server's for the others unless 0.
         headers: Headers to add to the answer.
         at_bytes: Where it acts.
-        delay_s: How long `slow` waits.
-        released: Ends that wait.
         body: For `replace` and `status`.
         forward: Whether `cut_request` hands on what it read.
     """
@@ -49,8 +46,6 @@ class Fault:
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     at_bytes: int = 0
-    delay_s: float = 0.0
-    released: threading.Event = field(default_factory=threading.Event)
     body: bytes = b""
     forward: bool = True
 
@@ -75,9 +70,8 @@ class FaultProxy:
     headers: list[dict[str, str]] = field(default_factory=list)
     sent_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    closing: threading.Event = field(default_factory=threading.Event)
 
-    def clear(self) -> None:
+    def clear(self):
         """Forgets faults and counts."""
         with self.lock:
             self.faults.clear()
@@ -85,19 +79,7 @@ class FaultProxy:
             self.headers.clear()
             self.sent_bytes = 0
 
-    def wait(self, fault: Fault) -> bool:
-        """Waits as long as a fault says; False if the proxy closes meanwhile."""
-        deadline = time.monotonic() + fault.delay_s
-        while not fault.released.wait(0.01) and time.monotonic() < deadline:
-            if self.closing.is_set():
-                return False
-        return True
-
-    def count(self, method: str, path: str = "") -> int:
-        """Returns how many requests of a method had a path in which the pattern is found."""
-        return sum(seen == method and bool(re.search(path, where)) for seen, where in list(self.requests))
-
-    def take_fault(self, method: str, path: str, headers: Mapping[str, str]) -> Fault | None:
+    def take_fault(self, method, path, headers):
         """Notes a request and returns the fault that acts on it."""
         with self.lock:
             self.requests.append((method, path))
@@ -109,7 +91,7 @@ class FaultProxy:
                     return fault
         return None
 
-    def add_sent(self, count: int) -> None:
+    def add_sent(self, count):
         with self.lock:
             self.sent_bytes += count
 
@@ -119,7 +101,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     proxy: FaultProxy
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request, client_address):
         pass
 
 
@@ -127,25 +109,22 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
-    def handle(self) -> None:
+    def handle(self):
         with suppress(OSError, http.client.HTTPException):
             super().handle()
 
-    def finish(self) -> None:
+    def finish(self):
         with suppress(OSError):
             super().finish()
 
-    def _serve(self) -> None:
+    def _serve(self):
         proxy = self.server.proxy
         fault = proxy.take_fault(self.command, self.path, dict(self.headers.items()))
         if fault is not None and fault.act == "status":
             self._answer_status(fault)
-            return
-        if fault is not None and fault.act == "slow" and not proxy.wait(fault):
-            self.close_connection = True
             return
         upstream = http.client.HTTPConnection(proxy.upstream, timeout=_UPSTREAM_TIMEOUT_S)
         try:
@@ -158,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 
-    def _read_body(self) -> Iterator[bytes]:
+    def _read_body(self):
         left = int(self.headers.get("Content-Length") or 0)
         while left:
             block = self.rfile.read1(min(left, _BLOCK_BYTES))
@@ -167,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             left -= len(block)
             yield block
 
-    def _send_request(self, upstream: http.client.HTTPConnection, fault: Fault | None) -> bool:
+    def _send_request(self, upstream, fault):
         """Hands the request on; says whether there will be an answer."""
         cut = fault if fault is not None and fault.act == "cut_request" else None
         if cut is None or cut.forward:
@@ -192,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or cut is not None
         return cut is None
 
-    def _answer_status(self, fault: Fault) -> None:
+    def _answer_status(self, fault):
         for _ in self._read_body():
             pass
         self.send_response_only(fault.status)
@@ -203,11 +182,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self._write(fault.body)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data):
         self.wfile.write(data)
         self.server.proxy.add_sent(len(data))
 
-    def _send_answer(self, answer: http.client.HTTPResponse, fault: Fault | None) -> None:
+    def _send_answer(self, answer, fault):
         act = fault.act if fault is not None else ""
         bodiless = self.command == "HEAD" or answer.status in (204, 304)
         length = answer.getheader("Content-Length")
@@ -231,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not bodiless:
             self._send_body(answer, fault, chunked=chunked)
 
-    def _send_body(self, answer: http.client.HTTPResponse, fault: Fault | None, *, chunked: bool) -> None:
+    def _send_body(self, answer, fault, *, chunked):
         for block in _spoil(iter(lambda: answer.read1(_BLOCK_BYTES), b""), fault):
             if chunked:
                 self.wfile.write(b"%x\r\n" % len(block))
@@ -246,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
 
-def _spoil(blocks: Iterator[bytes], fault: Fault | None) -> Iterator[bytes]:
+def _spoil(blocks, fault):
     """Yields an answer's body with the fault in it."""
     act, at = (fault.act, fault.at_bytes) if fault is not None else ("", 0)
     if fault is not None and act == "replace":
@@ -267,7 +246,7 @@ def _spoil(blocks: Iterator[bytes], fault: Fault | None) -> Iterator[bytes]:
 
 
 @contextmanager
-def fault_proxy(upstream_url: str) -> Iterator[FaultProxy]:
+def fault_proxy(upstream_url):
     """Runs a proxy in front of a server until the block ends."""
     server = _Server(("127.0.0.1", 0), _Handler)
     upstream = urlsplit(upstream_url).netloc
@@ -279,7 +258,6 @@ def fault_proxy(upstream_url: str) -> Iterator[FaultProxy]:
     try:
         yield proxy
     finally:
-        proxy.closing.set()
         server.shutdown()
         server.server_close()
         thread.join(10)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ version: 0.1
 log: {{level: error, accesslog: {{disabled: true}}}}
 storage:
   filesystem: {{rootdirectory: "{folder}/data"}}
-  delete: {{enabled: {delete}}}
+  delete: {{enabled: true}}
   maintenance: {{uploadpurging: {{enabled: false}}}}
 http: {{addr: "127.0.0.1:{port}", secret: only-for-tests}}
 """
@@ -49,12 +48,11 @@ class Server:
 
 
 @contextmanager
-def oci_server(folder: Path, *, delete: bool = True, auth: bool = False) -> Iterator[Server]:
+def oci_server(folder, *, auth=False):
     """Runs a registry until the block ends; skips the test where none is installed.
 
     Args:
         folder: An empty folder for its storage and configuration.
-        delete: Whether manifests can be deleted.
         auth: Whether it wants `USER` with `PASSWORD`.
     """
     binary = shutil.which("docker-registry")
@@ -63,10 +61,10 @@ def oci_server(folder: Path, *, delete: bool = True, auth: bool = False) -> Iter
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "htpasswd").write_text(f"{USER}:{_HTPASSWD}\n")
 
-    def command(port: int) -> Sequence[str]:
+    def command(port):
         template = _OCI_CONFIG + (_OCI_AUTH if auth else "")
         config = folder / "config.yml"
-        config.write_text(template.format(folder=folder, port=port, delete=str(delete).lower()))
+        config.write_text(template.format(folder=folder, port=port))
         return [binary, "serve", str(config)]
 
     with _run_server(command, folder, "/v2/", {}) as url:
@@ -74,7 +72,7 @@ def oci_server(folder: Path, *, delete: bool = True, auth: bool = False) -> Iter
 
 
 @contextmanager
-def mlflow_server(folder: Path) -> Iterator[Server]:
+def mlflow_server(folder):
     """Runs a server, which keeps artifacts itself, until the block ends; skips where MLflow is not whole.
 
     Args:
@@ -83,7 +81,7 @@ def mlflow_server(folder: Path) -> Iterator[Server]:
     if any(importlib.util.find_spec(name) is None for name in ("mlflow", "flask", "sqlalchemy", "uvicorn")):
         pytest.skip("mlflow's server is not installed")
 
-    def command(port: int) -> Sequence[str]:
+    def command(port):
         return [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
             *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--workers", "1"),
@@ -95,10 +93,10 @@ def mlflow_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
+def s3_server(folder):
     """Runs a server with one empty bucket; yields its URL."""
 
-    def command(port: int) -> Sequence[str]:
+    def command(port):
         return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
 
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -108,9 +106,7 @@ def s3_server(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _run_server(
-    command: Callable[[int], Sequence[str]], folder: Path, ready_path: str, settings: Mapping[str, str]
-) -> Iterator[str]:
+def _run_server(command, folder, ready_path, settings):
     """Runs a command that listens at a port; yields its URL once it answers."""
     for _ in range(_TRIES):
         port = free_port()
@@ -134,7 +130,7 @@ def _run_server(
     raise AssertionError("a server does not start: " + (folder / "log").read_text()[-2000:])
 
 
-def _is_ready(process: subprocess.Popen[bytes], port: int, path: str) -> bool:
+def _is_ready(process, port, path):
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -148,7 +144,7 @@ def _is_ready(process: subprocess.Popen[bytes], port: int, path: str) -> bool:
     return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process):
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -158,7 +154,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
                 return
 
 
-def _is_group_alive(group: int) -> bool:
+def _is_group_alive(group):
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

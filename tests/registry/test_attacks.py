@@ -1,7 +1,5 @@
 """What a registry in bad hands can send, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json
@@ -54,7 +52,7 @@ from ortprep.registry.documents import (
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.part_bundle import read_part, small_files
 from ortprep.registry.promotion import promote
-from ortprep.registry.publish import PublishResult, publish
+from ortprep.registry.publish import publish
 from ortprep.registry.pull import MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef, open_registry, parse_reference, split_location
 from ortprep.transport.fsspec_folder import FsspecFolder
@@ -833,7 +831,7 @@ def test_documents_that_are_none_do_not_hide_the_others(registry, catalogue, tmp
 
 
 def test_a_version_of_parts_of_another_model_is_refused(catalogue, tmp_path):
-    other: PublishResult = publish(write_bundle(tmp_path / "other", name="other"), catalogue)
+    other = publish(write_bundle(tmp_path / "other", name="other"), catalogue)
     part = catalogue.read_part("other", other.part)
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     document = json.loads(build_version("other", [part], label="x", published_at="2036").data)

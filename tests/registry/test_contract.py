@@ -1,7 +1,5 @@
 """What every kind of registry promises, and what the catalogue makes of that in a folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """SIGKILL at every step: what is visible afterwards is whole, and going on finishes the work."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

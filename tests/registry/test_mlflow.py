@@ -1,7 +1,5 @@
 """MLflow as a registry, against a real server, and through a proxy that does to it what networks do."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import uuid

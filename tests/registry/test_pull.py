@@ -1,7 +1,5 @@
 """What a pull fetches, what it takes from the bundle that was there, and what stands in its way."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -40,7 +38,7 @@ def kind():
 @pytest.fixture
 def fetched(catalogue):
     """The paths of the files that are read of the registry from now on."""
-    paths: list[str] = []
+    paths = []
 
     def note(name, *args):
         if name == "open_file":
@@ -55,7 +53,7 @@ class Source:
 
     def __init__(self, data=DATA, cut_at=None):
         self.data, self.cut_at = data, cut_at
-        self.offsets: list[int] = []
+        self.offsets = []
 
     @contextmanager
     def open_file(self, part, entry, offset):
@@ -187,7 +185,7 @@ def test_the_cache_has_what_load_pulled_and_asks_the_registry_which_version(regi
 def test_a_name_is_resolved_by_the_documents_of_its_versions_alone(catalogue, tmp_path):
     for label in ("v1", "v2"):
         publish(write_bundle(tmp_path / label, spec=label.encode()), catalogue, label=label)
-    read: list[str] = []
+    read = []
     backend = Watched(
         catalogue.backend, lambda name, *args: read.append(args[-1]) if name == "open_ref" else None
     )
@@ -198,10 +196,10 @@ def test_a_name_is_resolved_by_the_documents_of_its_versions_alone(catalogue, tm
 
 
 def test_what_is_unavailable_is_asked_again_and_told_in_the_end(monkeypatch):
-    pauses: list[float] = []
+    pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     errors = [RegistryUnavailableError("1"), RegistryUnavailableError("2"), None]
-    errors[1].retry_after_s = 7.0  # type: ignore[union-attr]
+    errors[1].retry_after_s = 7.0
 
     def action():
         error = errors.pop(0)

@@ -1,7 +1,5 @@
 """What a signature covers, and every way around it that is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil
@@ -9,7 +7,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -216,7 +213,7 @@ def model_signing_accepts(part, signature, key, folder):
     folder.mkdir(exist_ok=True)
     (folder / "part.json").write_bytes(part.data)
     (folder / "part.sig").write_bytes(signature)
-    verifier: Any = verifying.Config  # untyped
+    verifier = verifying.Config  # untyped
     verifier().use_elliptic_key_verifier(public_key=key).verify(folder / "part.json", folder / "part.sig")
     return True
 
@@ -245,8 +242,8 @@ def test_a_signature_that_says_less_is_refused(keys, tmp_path, change):
 def test_a_signature_over_another_kind_of_digest_is_refused(keys, tmp_path):
     part = make_part("net", {"loader.json": b"1"})
     (tmp_path / "part.json").write_bytes(part.data)
-    signer: Any = signing.Config  # untyped
-    hasher: Any = hashing.Config
+    signer = signing.Config  # untyped
+    hasher = hashing.Config
     config = signer().use_elliptic_key_signer(private_key=keys[0])
     config.set_hashing_config(hasher().use_file_serialization(hashing_algorithm="blake3"))
     config.sign(tmp_path / "part.json", tmp_path / "part.sig")
@@ -386,7 +383,7 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
         promote_slow()
     evil = publish_it("evil", 1e6)
     catalogue.backend.put_ref("net", Kind.ALIAS, "production", evil.version.data)
-    read: list[Any] = []
+    read = []
     fetch = catalogue.fetch_records
     catalogue.fetch_records = lambda part, folder: read.append(part.digest) or fetch(part, folder)
     with pytest.raises(PromotionRefusedError, match=f"no valid signature: net .{evil.part}") as refused:
@@ -399,8 +396,8 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
 
 def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):
     publish(write_bundle(tmp_path / "foreign"), catalogue)
-    opened: list[Any] = []
-    catalogue.backend.open_file = lambda *args: opened.append(args)  # type: ignore[method-assign]
+    opened = []
+    catalogue.backend.open_file = lambda *args: opened.append(args)
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "out", keys[1])
     assert opened == []
@@ -501,8 +498,8 @@ def test_a_certificate_that_expired_verifies_nothing(keys, tmp_path):
     part = make_part("net", {"loader.json": b"1"})
     document, signature = tmp_path / "part.json", tmp_path / "part.sig"
     document.write_bytes(part.data)
-    signer: Any = signing.Config  # untyped
-    verifier: Any = verifying.Config
+    signer = signing.Config  # untyped
+    verifier = verifying.Config
     config = signer().use_certificate_signer(
         private_key=keys[0], signing_certificate=own, certificate_chain=[chain]
     )

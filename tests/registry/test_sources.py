@@ -1,7 +1,5 @@
 """Laws of a required signature: nothing but the bytes that were signed becomes a session."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,13 +1,10 @@
 """Publishers, pullers, collections and promotions at the same time, and a promotion that was cut off."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,7 +46,7 @@ def interposed(registry, tmp_path, call, action):
 
     The call is named `METHOD`, or `METHOD KIND` with the kind of its refs. Also returns the calls so far.
     """
-    calls: list[object] = []
+    calls = []
     method, _, kind = call.partition(" ")
 
     def act(name, *args):
@@ -122,7 +119,7 @@ def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dang
     registry, catalogue, tmp_path, method
 ):
     version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="v1").version
-    outcome: list[BaseException | None] = []
+    outcome = []
 
     def try_to_promote():
         try:
@@ -153,7 +150,7 @@ def test_two_promotions_at_once_tell_the_one_that_lost(registry, catalogue, tmp_
         if name == "put_ref" and Kind.ALIAS in args:
             catalogue.backend.put_ref("net", Kind.ALIAS, "production", winner.data)
 
-    backend: Any = Watched(open_registry(registry), after=overtake)
+    backend = Watched(open_registry(registry), after=overtake)
     with pytest.raises(ConflictError, match="another process moves net@production"):
         promote(VersionRef("net", "v0"), "production", Catalogue(backend))
     assert catalogue.read_state("net").aliases == {"production": winner.digest}
@@ -213,15 +210,15 @@ def test_pullers_at_the_same_time_fetch_each_file_once(registry, catalogue, tmp_
     publish(
         write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(500_000)),)), catalogue
     )
-    opened: list[str] = []
+    opened = []
 
     def count(name, *args):
         if name == "open_file":
             opened.append(args[1].sha256)
             time.sleep(0.05)
 
-    backend: Any = Watched(open_registry(registry), count)
-    paths: list[Path] = []
+    backend = Watched(open_registry(registry), count)
+    paths = []
 
     def run():
         own = Catalogue(backend)
@@ -291,7 +288,7 @@ def test_after_a_promotion_that_was_killed_the_version_before_serves_and_stays(c
         if name == "put_ref" and Kind.ALIAS in args:
             raise KeyboardInterrupt
 
-    dying: Any = Watched(catalogue.backend, die)
+    dying = Watched(catalogue.backend, die)
     with pytest.raises(KeyboardInterrupt):
         promote(VersionRef("net", third), "production", Catalogue(dying))
     state = catalogue.read_state("net")

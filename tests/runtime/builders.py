@@ -6,9 +6,6 @@ The models are written field by field: the runtime's tests have no onnx package.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,28 +35,21 @@ CUDA_NEEDED = Requirements(ANY_VERSION, ("CUDAExecutionProvider", "CPUExecutionP
 UNMET = Requirements(VersionRange("99.0"), ("CPUExecutionProvider",))
 
 
-def weights_of(seed: int) -> NDArray[np.float32]:
+def weights_of(seed):
     return np.random.default_rng(seed).standard_normal((ROWS, COLUMNS)).astype(np.float32)
 
 
-def sample() -> NDArray[np.float32]:
+def sample():
     return np.linspace(-1, 1, 2 * ROWS, dtype=np.float32).reshape(2, ROWS)
 
 
-def assert_answers(session: Any, seed: int = 0) -> None:
+def assert_answers(session, seed=0):
     """Asserts that a session answers `sample()` as the model with weights of that seed does."""
     (answer,) = session.run(None, {"x": sample()})
     np.testing.assert_allclose(answer, sample() @ weights_of(seed), rtol=1e-4, atol=1e-5)
 
 
-def write_bundle(
-    folder: Path,
-    *,
-    seed: int = 0,
-    requirements: Mapping[str, Requirements] | None = None,
-    options: SessionOptionsRecord | None = None,
-    first: SessionOptionsRecord | None = None,
-) -> Path:
+def write_bundle(folder, *, seed=0, requirements=None, options=None, first=None):
     """Writes a bundle with one variant per entry of `requirements`, in that order; returns its folder.
 
     A variant named `cuda…` is for CUDA, every other one for the CPU. With `first`, each has a first phase.
@@ -107,7 +97,7 @@ BUCKETED = (
 )
 
 
-def write_converted(folder: Path, parts: Sequence[Part] = BUCKETED) -> Path:
+def write_converted(folder, parts=BUCKETED):
     """Writes a bundle of two precisions with buckets, each variant with a golden sample of its own."""
     write_bundle(folder, requirements={part.name: part.requirements for part in parts})
     config = read_loader_config(folder)
@@ -119,7 +109,7 @@ def write_converted(folder: Path, parts: Sequence[Part] = BUCKETED) -> Path:
     return folder
 
 
-def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
+def _convert(folder, variant, part):
     weights, x = weights_of(part.seed), batch_of(part.batch or 2)
     paths = write_linear(folder / variant.model, weights, part.batch or "batch")
     golden = f"{part.name}/golden.npz"
@@ -133,13 +123,11 @@ def _convert(folder: Path, variant: Variant, part: Part) -> Variant:
     )
 
 
-def batch_of(size: int) -> NDArray[np.float32]:
+def batch_of(size):
     return np.random.default_rng(size).standard_normal((size, ROWS)).astype(np.float32)
 
 
-def _write_variant(
-    folder: Path, name: str, needs: Requirements, options: SessionOptionsRecord, seed: int
-) -> Variant:
+def _write_variant(folder, name, needs, options, seed):
     paths = write_linear(folder / name / "linear_optimized.onnx", weights_of(seed))
     providers = tuple(ProviderRecord(provider) for provider in needs.providers)
     return Variant(
@@ -153,7 +141,7 @@ def _write_variant(
     )
 
 
-def entry(folder: Path, path: str) -> FileEntry:
+def entry(folder, path):
     file = folder / path
     size_bytes = file.stat().st_size
     return FileEntry(
@@ -161,7 +149,7 @@ def entry(folder: Path, path: str) -> FileEntry:
     )
 
 
-def write_record(folder: Path) -> None:
+def write_record(folder):
     """Writes a manifest that lists what is in the folder now."""
     files = sorted(
         str(path.relative_to(folder))
@@ -183,7 +171,7 @@ def write_record(folder: Path) -> None:
     write_manifest(folder, manifest)
 
 
-def rewrite_digests(folder: Path) -> None:
+def rewrite_digests(folder):
     """Makes the records agree with the files: a bundle altered by someone who knows the format."""
     config = read_loader_config(folder)
     variants = tuple(
@@ -204,7 +192,7 @@ _EXTERNAL = 1
 Weights = NDArray[np.float32]
 
 
-def _varint(number: int) -> bytes:
+def _varint(number):
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -212,29 +200,29 @@ def _varint(number: int) -> bytes:
     return bytes((*out, number))
 
 
-def _field(number: int, value: int | str | bytes) -> bytes:
+def _field(number, value):
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     data = value.encode() if isinstance(value, str) else value
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
-def _value(name: str, shape: Sequence[int | str], code: int = _FLOAT) -> bytes:
+def _value(name, shape, code=_FLOAT):
     sizes = (_field(1, size) if isinstance(size, int) else _field(2, size) for size in shape)
     tensor = _field(1, code) + _field(2, b"".join(_field(1, size) for size in sizes))
     return _field(1, name) + _field(2, _field(1, tensor))
 
 
-def _node(operator: str, inputs: Sequence[str], output: str) -> bytes:
+def _node(operator, inputs, output):
     return b"".join(_field(1, name) for name in inputs) + _field(2, output) + _field(4, operator)
 
 
-def _tensor(name: str, array: Weights) -> bytes:
+def _tensor(name, array):
     shape = b"".join(_field(1, size) for size in array.shape)
     return shape + _field(2, _FLOAT) + _field(8, name) + _field(9, array.tobytes())
 
 
-def _external_tensor(name: str, array: Weights, file: str, offset: int, tag_bits: int = 0) -> bytes:
+def _external_tensor(name, array, file, offset, tag_bits=0):
     entries = {"location": file, "offset": str(offset), "length": str(array.nbytes)}
     shape = b"".join(_field(1, size) for size in array.shape)
     texts = [_field(1, key) + _field(2, value) for key, value in entries.items()]
@@ -242,14 +230,7 @@ def _external_tensor(name: str, array: Weights, file: str, offset: int, tag_bits
     return shape + _field(2, _FLOAT) + _field(8, name) + places + _field(14, _EXTERNAL)
 
 
-def _model(
-    nodes: Sequence[bytes],
-    tensors: Sequence[bytes],
-    inputs: Mapping[str, Sequence[int | str]],
-    outputs: Mapping[str, Sequence[int | str]],
-    types: Mapping[str, int] | None = None,
-    versions: tuple[int, int] = (IR_VERSION, OPSET),
-) -> bytes:
+def _model(nodes, tensors, inputs, outputs, types=None, versions=(IR_VERSION, OPSET)):
     codes, (ir_version, opset) = types or {}, versions
     graph = b"".join(
         [
@@ -263,7 +244,7 @@ def _model(
     return _field(1, ir_version) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))
 
 
-def write_linear(path: Path, weights: Weights, batch: int | str = "batch") -> tuple[Path, Path]:
+def write_linear(path, weights, batch="batch"):
     """Writes `y = x @ weights` with the weights in `<path>.data`; returns both files. x is (batch, rows)."""
     data = path.with_name(path.name + ".data")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,14 +261,14 @@ def write_linear(path: Path, weights: Weights, batch: int | str = "batch") -> tu
     return path, data
 
 
-def write_chain(path: Path, length: int) -> Path:
+def write_chain(path, length):
     """Writes a model of `length` Relu nodes in a row, which takes long to load though it is small."""
     nodes = [_node("Relu", (f"t{i}",), f"t{i + 1}") for i in range(length)]
     path.write_bytes(_model(nodes, [], {"t0": (4,)}, {f"t{length}": (4,)}))
     return path
 
 
-def endless_model(weights: Weights) -> bytes:
+def endless_model(weights):
     """Returns `y = x @ weights + c`, x of (batch, rows): ONNX Runtime multiplies constants for hours."""
     rows, columns = weights.shape
     sizes = np.array([2000, 2000], np.int64)
@@ -299,28 +280,23 @@ def endless_model(weights: Weights) -> bytes:
         _node("MatMul", ("x", "w"), "z"),
         _node("Add", ("z", "c"), "y"),
     ]
-    inputs: dict[str, Sequence[int | str]] = {"x": ("batch", rows)}
+    inputs = {"x": ("batch", rows)}
     return _model(nodes, [shape, _tensor("w", weights)], inputs, {"y": ("batch", columns)})
 
 
-def add_model() -> bytes:
+def add_model():
     """Returns `y = x + x` on two floats."""
     return _model([_node("Add", ("x", "x"), "y")], [], {"x": (2,)}, {"y": (2,)})
 
 
-def one_node_model(operator: str, taken: int, given: int, *, opset: int = 21) -> bytes:
+def one_node_model(operator, taken, given, *, opset=21):
     """Returns `x` [3] of type `taken` → `y` of type `given`, by one `Cast` or `Identity`."""
     to = _field(5, _field(1, "to") + _field(3, given) + _field(20, 2)) if operator == "Cast" else b""
     nodes, types = [_node(operator, ("x",), "y") + to], {"x": taken, "y": given}
     return _model(nodes, [], {"x": (3,)}, {"y": (3,)}, types, versions=(10, opset))
 
 
-def operator_model(
-    operators: Mapping[str, tuple[str, Sequence[str]]],
-    inputs: Mapping[str, Sequence[int | str]],
-    outputs: Mapping[str, Sequence[int | str]],
-    types: Mapping[str, int] | None = None,
-) -> bytes:
+def operator_model(operators, inputs, outputs, types=None):
     """Returns a model of operators without attributes.
 
     Args:
@@ -333,7 +309,7 @@ def operator_model(
     return _model(nodes, [], inputs, outputs, types)
 
 
-def refer_to(location: str, place: str, *, tag_bits: int = 0) -> bytes:
+def refer_to(location, place, *, tag_bits=0):
     """Returns a model that answers `y = x @ w`, and somewhere refers to a file of external data.
 
     Args:
@@ -359,7 +335,7 @@ def refer_to(location: str, place: str, *, tag_bits: int = 0) -> bytes:
     choice = _node("If", ("yes",), "chosen") + branches
     extra = (constants | {"subgraph": choice}).get(place)
     nodes = [_node("MatMul", ("x", "w"), "y"), *filter(None, [extra])]
-    inputs: dict[str, Sequence[int | str]] = {"x": ("batch", 8)}
+    inputs = {"x": ("batch", 8)}
     if place == "subgraph":
         inputs["yes"] = ()
     outer = _external_tensor("w", weights, location, 0, tag_bits)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import os
 import select
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from tests.runtime.builders import write_bundle
 from tests.runtime.pool.conftest import descriptors
 
 
-def hosts(folder: Path) -> set[int]:
+def hosts(folder):
     """Every process that has the folder of a host open, but for this one."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -30,10 +27,9 @@ def hosts(folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def kill_host() -> None:
+def kill_host():
     """Kills the host, and waits until it is gone: its connections may be closed after what it listens on."""
     status = read_status()
-    assert status is not None
     process = os.pidfd_open(status["pid"])
     signal.pidfd_send_signal(process, signal.SIGKILL)
     select.select([process], [], [])
@@ -41,10 +37,9 @@ def kill_host() -> None:
     assert read_status() is None
 
 
-def freeze_host() -> int:
+def freeze_host():
     """Stops all threads of the host, and returns its process number."""
     status = read_status()
-    assert status is not None
     pid = int(status["pid"])
     os.kill(pid, signal.SIGSTOP)
     tasks = Path(f"/proc/{pid}/task")
@@ -56,7 +51,7 @@ def freeze_host() -> int:
 
 
 @contextmanager
-def host_in_this_process(config: HostConfig | None = None) -> Iterator[Server]:
+def host_in_this_process(config=None):
     """A host whose functions a test can replace."""
     folder = HostFolder(make=True)
     server = Server(folder, config or HostConfig())

@@ -1,7 +1,5 @@
 """What another user, or a program that breaks the protocol, can do to a host and to its clients: nothing."""
 
-from __future__ import annotations
-
 import _thread
 import json
 import os
@@ -11,12 +9,9 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +55,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user"
 
 
 @contextmanager
-def connection(model: Path | None = None) -> Iterator[socket.socket]:
+def connection(model=None):
     """A client by hand, which has opened a model if one is given."""
     folder = HostFolder()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -70,12 +65,11 @@ def connection(model: Path | None = None) -> Iterator[socket.socket]:
         if model is not None:
             send(sock, OPEN, bytes(model))
             opened = receive(sock, "host")
-            assert opened is not None
             assert opened.kind == OPENED
         yield sock
 
 
-def is_closed_with_an_error(sock: socket.socket) -> bool:
+def is_closed_with_an_error(sock):
     """Says whether the host answers with an error or not at all, and closes the connection."""
     with suppress(ConnectionError):
         packet = receive(sock, "host")
@@ -85,7 +79,7 @@ def is_closed_with_an_error(sock: socket.socket) -> bool:
     return True
 
 
-def head(kind: int, arrays: int = 0, text: int = 0, magic: bytes = b"ortprep4") -> bytes:
+def head(kind, arrays=0, text=0, magic=b"ortprep4"):
     return struct.pack("<8sBxHIqQI", magic, kind, arrays, text, 0, 0, 0)
 
 
@@ -95,7 +89,7 @@ def place(name, dtype, shape, rank=None):
     return names + struct.pack(f"<B{len(shape)}Q", ranks, *shape)
 
 
-def request(*places: bytes, data: bytes = b"", count: int | None = None) -> bytes:
+def request(*places, data=b"", count=None):
     text = b"".join(places)
     return head(RUN, len(places) if count is None else count, len(text)) + text + data
 
@@ -156,19 +150,18 @@ def test_a_request_before_a_model_and_a_name_that_is_no_path_are_errors(bundle):
         with connection() as sock:
             send(sock, OPEN, name)
             packet = receive(sock, "host")
-            assert packet is not None
             assert packet.kind == FAILED
 
 
-def memory_file() -> int:
+def memory_file():
     return os.memfd_create("attack", os.MFD_CLOEXEC)
 
 
-def open_null() -> int:
+def open_null():
     return os.open("/dev/null", os.O_RDONLY)
 
 
-DESCRIPTORS: dict[str, tuple[Callable[[], int], int, bytes]] = {
+DESCRIPTORS = {
     "a memory file": (memory_file, 1, request(X, data=bytes(32))),
     "a folder": (lambda: os.open("/", os.O_RDONLY), 1, request(X, data=bytes(32))),
     "an event": (lambda: os.eventfd(0), 1, head(OPEN)),
@@ -177,9 +170,8 @@ DESCRIPTORS: dict[str, tuple[Callable[[], int], int, bytes]] = {
 }
 
 
-def host_descriptors() -> int:
+def host_descriptors():
     status = read_status()
-    assert status is not None
     return len(list(Path(f"/proc/{status['pid']}/fd").iterdir()))
 
 
@@ -231,7 +223,6 @@ def test_more_clients_than_there_is_room_for_are_told_so(bundle):
         folder.close()
         clients[-1].settimeout(10)
         packet = receive(clients[-1], "host")
-        assert packet is not None
         assert json.loads(packet.text)["kind"] == "NoRoomError"
         assert session.run(None, {"x": sample()})[0].shape == (2, 4)
         for sock in clients:
@@ -258,9 +249,9 @@ def test_descriptors_that_linger_stop_nobody(bundle, packets):
 
 
 def test_without_a_thread_to_be_had_descriptors_are_closed_by_the_next(monkeypatch):
-    closed: list[int] = []
+    closed = []
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
@@ -276,11 +267,11 @@ class Interruption(BaseException):
     """What a signal's handler raises."""
 
 
-def interrupt(call: Callable[[], object], number: int) -> bool:
+def interrupt(call, number):
     """Calls something, and raises before that line of the client; returns whether it came to it."""
     passed = 0
 
-    def trace(frame: FrameType, event: str, _: object) -> Any:
+    def trace(frame, event, _):
         nonlocal passed
         if frame.f_code.co_filename != client.__file__:
             return None
@@ -321,7 +312,7 @@ def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, h
         others = [opened.enter_context(connection(bad)) for _ in range(30)]
         usual = attrgetter(hanging)(models)
 
-        def hang_for_bad(*arguments: Any) -> Any:
+        def hang_for_bad(*arguments):
             last = arguments[-1]
             if last == str(bad) or (isinstance(last, list) and len(last[0]) == 5):
                 assert is_over.wait(60)
@@ -335,11 +326,10 @@ def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, h
         is_over.set()
         for other in others:
             answer = receive(other, "host")
-            assert answer is not None
             assert answer.kind == DONE
 
 
-def write_endless(folder: Path) -> Path:
+def write_endless(folder):
     """Writes a bundle of 13 KB whose load takes hours: ONNX Runtime multiplies large constants."""
     bundle = write_bundle(folder, options=SessionOptionsRecord("ORT_ENABLE_ALL"))
     model = bundle / "cpu" / "linear_optimized.onnx"
@@ -372,13 +362,13 @@ def test_a_load_ends_with_the_patience_of_its_client(bundle):
 
 
 @contextmanager
-def fake_host(*answers: Callable[[socket.socket], object]) -> Iterator[None]:
+def fake_host(*answers):
     """A process at the host's socket that receives packets, and answers each in its own way."""
     folder = HostFolder(make=True)
     listener = socket.socket(fileno=folder.listen().detach())
     listener.settimeout(10)
 
-    def serve() -> None:
+    def serve():
         with suppress(OSError):
             client, _ = listener.accept()
             with client:
@@ -395,15 +385,15 @@ def fake_host(*answers: Callable[[socket.socket], object]) -> Iterator[None]:
     folder.close()
 
 
-def opened(sock: socket.socket) -> None:
+def opened(sock):
     send(sock, OPENED, b"{}")
 
 
-def says(packet: bytes) -> Callable[[socket.socket], object]:
+def says(packet):
     return lambda sock: sock.send(packet)
 
 
-LIES: dict[str, Callable[[socket.socket], object]] = {
+LIES = {
     **{name: says(packet) for name, packet in JUNK.items() if name != "a host's kind"},
     "an answer to another question": opened,
     "an error that is none": lambda sock: send(sock, FAILED, b"[" * 5000),
@@ -429,12 +419,12 @@ def test_a_host_that_leaves_at_once_is_an_error_and_no_endless_loop(bundle):
         session.close()
 
 
-def link_elsewhere(folder: Path) -> None:
+def link_elsewhere(folder):
     folder.symlink_to(folder.parent / "elsewhere")
     folder.resolve().mkdir(mode=0o700)
 
 
-def make_folder(folder: Path, mode: int = 0o700, owned: str = "") -> None:
+def make_folder(folder, mode=0o700, owned=""):
     """Makes a host's folder, or has another user own a part of the way to it."""
     folder.mkdir(mode=0o700)
     folder.chmod(mode)
@@ -442,7 +432,7 @@ def make_folder(folder: Path, mode: int = 0o700, owned: str = "") -> None:
         os.chown(folder.parent.parent / owned, NOBODY, NOBODY)
 
 
-UNSAFE: dict[str, Any] = {
+UNSAFE = {
     "others may read it": lambda folder: make_folder(folder, 0o755),
     "a group may write it": lambda folder: make_folder(folder, 0o770),
     "others may enter it": lambda folder: make_folder(folder, 0o711),
@@ -467,7 +457,7 @@ def test_a_folder_that_others_could_have_made_or_may_enter_is_refused(bundle, ru
     shutil.rmtree(runtime_folder.parent)
 
 
-def as_nobody(act: Callable[[], object]) -> int:
+def as_nobody(act):
     """Does something in a process of another user; returns its exit code, 0 if it did not raise."""
     child = os.fork()
     if not child:
@@ -488,7 +478,7 @@ def test_another_user_that_reaches_the_socket_is_not_served(bundle):
     folder = HostFolder()
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
-    def ask() -> None:
+    def ask():
         connected.connect(f"/proc/self/fd/{folder.descriptor}/socket")
         send(connected, OPEN, bytes(bundle))
         assert receive(connected, "host") is not None

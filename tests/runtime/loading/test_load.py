@@ -1,19 +1,14 @@
-from __future__ import annotations
-
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from numpy.typing import NDArray
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import BLOCK_BYTES
@@ -59,13 +54,13 @@ def bundle(tmp_path):
     return write_bundle(tmp_path / "linear")
 
 
-def flip_byte(path: Path, position: int = 5) -> None:
+def flip_byte(path, position=5):
     data = bytearray(path.read_bytes())
     data[position] ^= 1
     path.write_bytes(data)
 
 
-def edit_config(folder: Path, change: Callable[[Any], None]) -> None:
+def edit_config(folder, change):
     """Changes loader.json and gives it a digest that fits, so that only its meaning can give it away."""
     from ortprep.bundle.digest import digest_json
 
@@ -170,7 +165,7 @@ def test_f7_a_pipe_in_a_files_place_is_an_error_and_never_waited_for(bundle, nam
 def test_f17_a_file_exchanged_while_it_is_loaded_is_reported(bundle, digests, monkeypatch):
     build = session.build_session
 
-    def build_late(*args: Any, **kwargs: Any) -> Any:
+    def build_late(*args, **kwargs):
         other = bundle.with_name("other.data")
         other.write_bytes(weights_of(9).tobytes())
         other.replace(bundle / DATA)
@@ -188,7 +183,7 @@ def test_a_deadline_ends_the_hashing(bundle, digests, monkeypatch):
 
         now = 0.0
 
-        def monotonic(self) -> float:
+        def monotonic(self):
             self.now += 1
             return self.now
 
@@ -209,7 +204,7 @@ def test_what_is_no_bundle_is_a_bundle_error(tmp_path):
 @pytest.mark.parametrize("path", ["../secret.onnx", "/etc/passwd", "cpu/../../secret.onnx", "cpu\\x", ""])
 @pytest.mark.attack
 def test_a_path_that_escapes_is_refused(bundle, path):
-    def escape(data: Any) -> None:
+    def escape(data):
         data["variants"][0]["model"] = path
         data["variants"][0]["files"][0]["path"] = path
 
@@ -288,7 +283,7 @@ def test_a_fitting_variant_that_cannot_be_loaded_is_an_error_not_a_fallback(tmp_
         load(folder)
 
 
-def make_large(bundle: Path, added_bytes: int = _LARGE_BYTES) -> Path:
+def make_large(bundle, added_bytes=_LARGE_BYTES):
     """Has the weights of a bundle grow to a size that is hashed in a thread; returns their file."""
     (weights,) = bundle.glob("*/*.data")
     with weights.open("ab") as file:
@@ -347,13 +342,13 @@ load({str(bundle)!r})
 @pytest.mark.attack
 def test_a_compressed_golden_sample_is_refused(bundle):
     golden = bundle / "golden.npz"
-    np.savez_compressed(golden, **read_tensors(golden))  # type: ignore[arg-type]
+    np.savez_compressed(golden, **read_tensors(golden))
     rewrite_digests(bundle)
     with pytest.raises(BundleError, match="compressed arrays in"):
         load(bundle, check="golden")
 
 
-def alter_golden(folder: Path) -> None:
+def alter_golden(folder):
     tensors = read_tensors(folder / "golden.npz")
     tensors["output:y"][1, 2] += 1
     write_tensors(folder / "golden.npz", tensors)
@@ -368,7 +363,7 @@ def test_a_golden_sample_altered_with_its_digests_fails_the_golden_check(bundle)
         load(bundle, check="golden")
 
 
-def record_part(bundle: Path, step: int, *, values: NDArray[np.float32], layout: Sequence[int]) -> None:
+def record_part(bundle, step, *, values, layout):
     tensors = read_tensors(bundle / "golden.npz")
     part, form = values.reshape(-1)[::step], np.array(layout, np.int64)
     write_tensors(bundle / "golden.npz", {"input:x": tensors["input:x"], "part:y": part, "layout:y": form})
@@ -468,11 +463,11 @@ def test_what_names_no_path_is_an_error_with_a_hint(path):
     assert "artifacts/NAME" in str(caught.value.hint)
 
 
-def replace_while_loading(monkeypatch: pytest.MonkeyPatch, bundle: Path, seeds: list[int]) -> None:
+def replace_while_loading(monkeypatch, bundle, seeds):
     """Has another build take the bundle's place whenever a session is about to be made, once per seed."""
     build = session.build_session
 
-    def build_late(*args: Any, **kwargs: Any) -> Any:
+    def build_late(*args, **kwargs):
         if seeds:
             write_bundle(bundle, seed=seeds.pop(0))
         return build(*args, **kwargs)

@@ -1,9 +1,6 @@
 """Bundles of small models whose answers are known without running them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +14,6 @@ from ortprep.bundle.loader_config import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.runtime.tensors.element_types import Array
 from tests.runtime.builders import CPU_ONLY, entry, operator_model, write_record
 
 CODES = {
@@ -28,13 +24,7 @@ CODES = {
 Shape = Sequence[int | str]
 
 
-def write_model_bundle(
-    folder: Path,
-    operators: Mapping[str, tuple[str, Sequence[str]]],
-    inputs: Mapping[str, tuple[str, Shape]],
-    outputs: Mapping[str, tuple[str, Shape]],
-    golden: Mapping[str, Array],
-) -> Path:
+def write_model_bundle(folder, operators, inputs, outputs, golden):
     """Writes a bundle of a model of operators, whose inputs and outputs are (type, shape) by name."""
     (folder / "cpu").mkdir(parents=True)
     path = "cpu/model_optimized.onnx"
@@ -69,24 +59,24 @@ def write_model_bundle(
     return folder
 
 
-def write_doubling(folder: Path, dtype: str = "float32", shape: Shape = ("a", "b")) -> Path:
+def write_doubling(folder, *, shape=("a", "b")):
     """Writes `y = x + x`."""
-    x = np.ones([size if isinstance(size, int) else 2 for size in shape], dtype)
+    x = np.ones([size if isinstance(size, int) else 2 for size in shape], np.float32)
     return write_model_bundle(
         folder,
         {"y": ("Add", ("x", "x"))},
-        {"x": (dtype, shape)},
-        {"y": (dtype, shape)},
+        {"x": ("float32", shape)},
+        {"y": ("float32", shape)},
         {"input:x": x, "output:y": x + x},
     )
 
 
-def write_passing_on(folder: Path, dtype: str, sample: Array, shape: Shape = ("a", "b")) -> Path:
+def write_passing_on(folder, dtype, sample):
     """Writes `y = Identity(x)`."""
     return write_model_bundle(
         folder,
         {"y": ("Identity", ("x",))},
-        {"x": (dtype, shape)},
-        {"y": (dtype, shape)},
+        {"x": (dtype, ("a", "b"))},
+        {"y": (dtype, ("a", "b"))},
         {"input:x": sample, "output:y": sample},
     )

@@ -36,7 +36,7 @@ class FakeLane:
     process: object
     is_closed: bool = False
 
-    def close(self) -> None:
+    def close(self):
         assert not self.is_closed
         self.is_closed = True
 
@@ -51,34 +51,33 @@ class Bench:
     processes: dict[int, object] = field(default_factory=dict)
 
     @property
-    def serving(self) -> list[Request]:
+    def serving(self):
         return [one for one in self.requests if one.lane is not None]
 
-    def enter(self, one: Request) -> None:
+    def enter(self, one):
         self.dispatcher.enter(one)
         self.requests.append(one)
 
-    def open(self, worker: int) -> None:
+    def open(self, worker):
         if worker not in self.processes:
             process = self.processes[worker] = object()
             added = [FakeLane(SimpleNamespace(models=MODELS[worker]), process) for _ in range(2)]
             self.lanes += added
-            self.dispatcher.open(process, added)  # type: ignore[arg-type]
+            self.dispatcher.open(process, added)
 
-    def lose(self, worker: int) -> None:
+    def lose(self, worker):
         process = self.processes.pop(worker, None)
         if process is not None:
             self.dispatcher.retire(process)
 
-    def answer(self, pick: int) -> None:
+    def answer(self, pick):
         if self.serving:
             one = self.serving[pick % len(self.serving)]
             self.requests.remove(one)
-            assert one.lane is not None
             self.dispatcher.release(one.lane)
 
 
-def request(model: str = "a", timeout_s: float = 60.0) -> Request:
+def request(model="a", timeout_s=60.0):
     return Request(model, {"x": np.zeros(1)}, timeout_s)
 
 
@@ -138,7 +137,7 @@ class StopError(BaseException):
 def test_a_thread_that_is_stopped_while_it_waits_takes_no_lane_with_it():
     bench, stopped = Bench(), threading.Event()
 
-    def wait() -> None:
+    def wait():
         with pytest.raises(StopError):
             bench.dispatcher.acquire(request())
         stopped.set()
@@ -147,7 +146,6 @@ def test_a_thread_that_is_stopped_while_it_waits_takes_no_lane_with_it():
     thread.start()
     while not bench.dispatcher.pending:
         time.sleep(0.001)
-    assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(StopError))
     bench.dispatcher._waiting[0].waiter.release()  # it comes to that when it wakes
     thread.join(60)
@@ -161,7 +159,7 @@ def test_a_lane_that_came_as_its_request_stopped_waiting_is_free():
 
     class Stopped(Request):
         @property
-        def deadline(self) -> float:
+        def deadline(self):
             bench.open(0)
             raise StopError
 
@@ -190,9 +188,8 @@ def test_a_drained_pool_is_not_idle_while_a_request_changes_its_lane():
     taken = request("a", timeout_s=0)
     bench.enter(taken)
     lost, taken.lane = taken.lane, None
-    assert lost is not None
     bench.lose(0)
-    lost.close = lambda: idle.append(bench.dispatcher.wait_idle(0))  # type: ignore[method-assign]
+    lost.close = lambda: idle.append(bench.dispatcher.wait_idle(0))
     bench.dispatcher.close(PoolClosedError("closed"))
     with pytest.raises(RequestTimeoutError):
         bench.dispatcher.acquire(taken, lost=lost)
@@ -241,11 +238,11 @@ def test_a_worker_died_of_what_it_was_at(marks, blamed):
 @pytest.mark.attack
 @pytest.mark.parametrize(("error", "is_blamed"), [(RunError("refused"), False), (AssertionError(), True)])
 def test_a_run_that_is_refused_is_over_and_one_that_ends_the_worker_is_not(error, is_blamed):
-    def fail(_: object) -> None:
+    def fail(_):
         raise error
 
     descriptor = WorkerMemory.create()
-    server = Server({0: SimpleNamespace(run=fail)}, descriptor)  # type: ignore[dict-item]
+    server = Server({0: SimpleNamespace(run=fail)}, descriptor)
     os.close(descriptor)
     memory = server._memory
     memory.mark_sent(0)

@@ -1,7 +1,5 @@
 """Everything that can go wrong with a worker, no request is ever lost."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -9,11 +7,8 @@ import pickle
 import resource
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,12 +28,12 @@ from tests.runtime.pool.conftest import batch, descriptors, submit
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 MODULE = "tests.runtime.pool.fakes"
 BAD = f"{MODULE}:goes_wrong_when_asked"
-SOON: dict[str, Any] = {"devices": "cpu", "start_timeout_s": 600}
+SOON = {"devices": "cpu", "start_timeout_s": 600}
 PATIENCE_S = 300
 """Longer than anything takes on the busiest machine; reached by tests that fail only."""
 
 
-def is_right(future: Future[Any], first: float = 1) -> bool:
+def is_right(future, first=1):
     return bool((future.result(PATIENCE_S)["y"] == 2 * batch(first)["x"]).all())
 
 
@@ -128,7 +123,7 @@ def test_a_deadly_request_is_to_blame_although_another_was_refused_before(bundle
 
 @pytest.mark.attack
 def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(bundle, monkeypatch):
-    def refuse(_: threading.Thread) -> None:
+    def refuse(_):
         raise RuntimeError("can't start new thread")
 
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
@@ -141,7 +136,7 @@ def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(
         wait_for(lambda: pool.stats().pending == 0, what="no request is left")
 
 
-def freeze(pid: int) -> None:
+def freeze(pid):
     """Stops a process; its threads stop one by one, on a busy machine late, and the last could answer."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
@@ -174,7 +169,7 @@ def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request
 def test_a_request_may_be_tried_on_another_worker(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, worker=BAD, workers_per_device=2)) as pool:
 
-        def restarts() -> int:
+        def restarts():
             return sum(worker.restarts for worker in pool.stats().workers)
 
         with pytest.raises(WorkerDiedError):
@@ -204,7 +199,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up(bundle):
 
 
 @contextmanager
-def no_descriptors(*, but: int = 0) -> Iterator[None]:
+def no_descriptors(*, but=0):
     """This process can open so many files meanwhile, as long as it closes no others."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
@@ -247,11 +242,11 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
     """The storm of `bench.storm`, shorter: every request ends, and every answer is right."""
     threads, each = 8, 250
     with SessionPool(bundle, PoolConfig(**SOON, workers_per_device=2, max_restarts=1000)) as pool:
-        wrong: list[object] = []
-        kills: list[object] = []
+        wrong = []
+        kills = []
         is_over = threading.Event()
 
-        def kill() -> None:
+        def kill():
             while not is_over.wait(0.1):
                 ready = [worker for worker in pool.stats().workers if worker.state == "ready"]
                 for worker in ready[:1]:
@@ -259,7 +254,7 @@ def test_workers_that_are_killed_all_the_time_lose_nothing(bundle):
                         os.kill(worker.pid or 0, signal.SIGKILL)
                         kills.append(worker.pid)
 
-        def ask(seed: int) -> None:
+        def ask(seed):
             for n in itertools.count():
                 if n >= each and (len(kills) >= 3 or wrong):
                     return

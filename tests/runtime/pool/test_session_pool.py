@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import gc
 import math
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from ortprep.errors import (
 )
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
-from ortprep.runtime.opened_model import OpenedModel, open_model
+from ortprep.runtime.opened_model import open_model
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
 from tests.fakes import wait_for
@@ -66,7 +63,7 @@ def test_requests_of_many_threads_get_their_own_answers(bundle):
         ThreadPoolExecutor(16) as threads,
     ):
 
-        def ask(number: int) -> bool:
+        def ask(number):
             x = np.full((1 + number % 7, 50), number, np.float32)
             return bool((pool.run({"x": x})["y"] == 2 * number).all())
 
@@ -161,7 +158,6 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
     pool = SessionPool(bundle, PoolConfig(devices="cpu"))
     pool.run(batch())
     (worker,) = pool.stats().workers
-    assert worker.pid is not None
     ticks = start_ticks(worker.pid)
     del pool
     gc.collect()
@@ -185,7 +181,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(bundle):
 )
 def test_arguments_are_checked_before_anything_is_started(bundle, arguments, message):
     with pytest.raises(PoolError, match=message):
-        SessionPool(bundle, PoolConfig(**{"devices": "cpu", **arguments}))  # type: ignore[arg-type]
+        SessionPool(bundle, PoolConfig(**{"devices": "cpu", **arguments}))
 
 
 def test_an_output_that_is_an_input_is_this_requests_every_time(tmp_path):
@@ -223,7 +219,7 @@ def test_requests_are_answered_by_the_variants_for_their_sizes(converted):
             np.testing.assert_allclose(answer, batch_of(size) @ weights_of(seed), rtol=1e-4, atol=1e-4)
 
 
-def opened(folder: Path) -> OpenedModel:
+def opened(folder):
     """The model in this process, as a worker on the CPU opens it."""
     load = ModelLoadOptions(precision="fp32", digests="off", threads=1)
     return open_model(str(folder), load, name="m")

@@ -1,7 +1,5 @@
 """A signal's handler that raises leaves no lock held and nothing lost."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -32,35 +30,35 @@ class Storm:
     So nothing is raised where no one expects it: in what catches the one before, or in pytest.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s):
         self.is_armed = False
         self._interval_s = interval_s
 
-    def __enter__(self) -> Storm:
+    def __enter__(self):
         self._before = signal.signal(signal.SIGALRM, self._strike)
         signal.setitimer(signal.ITIMER_REAL, self._interval_s, self._interval_s)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.is_armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
 
-    def _strike(self, *_: object) -> None:
+    def _strike(self, *_):
         if self.is_armed:
             self.is_armed = False
             raise InterruptError
 
 
-def run_large(pool: SessionPool) -> None:
+def run_large(pool):
     pool.run({"x": np.ones((30, 1024), np.float32)})
 
 
-def run_small(pool: SessionPool) -> None:
+def run_small(pool):
     pool.run(batch(), timeout_s=PATIENCE_S)
 
 
-def weather(bundle: Path, duration_s: float, interval_s: float) -> dict[str, int]:
+def weather(bundle, duration_s, interval_s):
     """Makes calls in a storm of signals until the time is up."""
     seen = {"signals": 0, "calls": 0}
     end, turns = time.monotonic() + duration_s, itertools.cycle((run_large, run_small))
@@ -80,7 +78,7 @@ def weather(bundle: Path, duration_s: float, interval_s: float) -> dict[str, int
     return seen
 
 
-def has_none_pending(pool: SessionPool) -> bool:
+def has_none_pending(pool):
     return pool.stats().pending == 0
 
 
@@ -161,9 +159,7 @@ if __name__ == "__main__":
 BAD = "tests.runtime.pool.fakes:goes_wrong_when_asked"
 
 
-def start(
-    tmp_path: Path, bundle: Path, ending: str, threads: int = 1
-) -> tuple[subprocess.Popen[str], list[int]]:
+def start(tmp_path, bundle, ending, threads=1):
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     root = str(Path(__file__).parents[3])
@@ -175,16 +171,15 @@ def start(
         env={**os.environ, "PYTHONPATH": root},
         start_new_session=True,
     )
-    assert process.stdout is not None
     line = process.stdout.readline()
     return process, [int(word) for word in line.split()]
 
 
-def wait_until_gone(pids: list[int]) -> None:
+def wait_until_gone(pids):
     wait_for(lambda: not any(start_ticks(pid) for pid in pids if not _is_zombie(pid)), what="workers end")
 
 
-def _is_zombie(pid: int) -> bool:
+def _is_zombie(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -223,8 +218,6 @@ def test_a_fork_made_while_workers_start_keeps_none_of_them(tmp_path, bundle):
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("raise", 1), ("fork", 0), ("destructor", 0)])
 def test_a_program_that_never_closes_its_pool_ends_all_the_same(tmp_path, bundle, ending, code):
     process, pids = start(tmp_path, bundle, ending)
-    assert process.stdout is not None
-    assert process.stderr is not None
     with process.stdout, process.stderr:
         out, err = process.stdout.read(), process.stderr.read()
     process.wait(300)

@@ -1,7 +1,5 @@
 """Workers on one thread are forked from a template, and are as good as those that start by themselves."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -23,28 +21,28 @@ MODULE = "tests.runtime.pool.fakes"
 PATIENCE_S = 300
 
 
-def open_pool(bundle: Path, workers: int = 2, **settings: object) -> SessionPool:
+def open_pool(bundle, workers=2, **settings):
     config = {"devices": "cpu", "threads": 1, "workers_per_device": workers, **settings}
-    return SessionPool(bundle, PoolConfig(**config))  # type: ignore[arg-type]
+    return SessionPool(bundle, PoolConfig(**config))
 
 
-def pids(pool: SessionPool) -> list[int]:
+def pids(pool):
     return [worker.pid or 0 for worker in pool.stats().workers]
 
 
-def template_of(pool: SessionPool) -> int:
+def template_of(pool):
     """Returns the one process that all workers were forked by."""
     (template,) = {parent_of(pid) for pid in pids(pool)}
     assert template != os.getpid()
     return template
 
 
-def is_right(pool: SessionPool, value: float = 1) -> bool:
+def is_right(pool, value=1):
     y = pool.run(batch(value), retries=9, timeout_s=PATIENCE_S)["y"]
     return bool((y == 2 * batch(value)["x"]).all())
 
 
-def wait_until_back(pool: SessionPool, restarts: int) -> None:
+def wait_until_back(pool, restarts):
     wait_for(
         lambda: (
             [worker.state for worker in pool.stats().workers] == ["ready"] * len(pool.stats().workers)
@@ -131,12 +129,12 @@ def test_no_worker_that_ends_after_its_template_stays_a_zombie(bundle, number):
             assert is_right(pool, count)
 
 
-def still_there(ticks: dict[int, int]) -> list[int]:
+def still_there(ticks):
     """Returns the processes that have not been reaped, given when each was started."""
     return [pid for pid, begun in ticks.items() if start_ticks(pid) == begun]
 
 
-def opened_by(pid: int) -> set[str]:
+def opened_by(pid):
     """Returns the sockets and pipes that a process has open."""
     links = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}  # noqa: PTH115 - no path
     return {link for link in links if link.startswith(("socket:", "pipe:"))}

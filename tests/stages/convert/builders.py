@@ -40,19 +40,19 @@ def overflowing_net() -> onnx.ModelProto:
     )
 
 
-def outlier_net(*, layers: int = 24, bad: int = 7) -> onnx.ModelProto:
+def outlier_net() -> onnx.ModelProto:
     """`x` [batch, 32] through MatMul and Relu to `y`; one MatMul reads a column of 10,000 times the range."""
     rng, nodes, weights, x = np.random.default_rng(0), [], [], "x"
     gain = np.where(np.arange(WIDTH) == 3, np.float32(1e4), np.float32(1))
-    for layer in range(layers):
+    for layer in range(24):
         weight = rng.normal(0, (2 / WIDTH) ** 0.5, (WIDTH, WIDTH))
-        if layer == bad:
+        if layer == 7:
             weight /= gain[:, None]
             weights.append(tensor("gain", gain))
             nodes.append(helper.make_node("Mul", [x, "gain"], ["wide"], name="widen"))
             x = "wide"
         weights.append(tensor(f"w{layer}", weight.astype(np.float32)))
-        y = "y" if layer == layers - 1 else f"h{layer}"
+        y = "y" if layer == 23 else f"h{layer}"
         nodes.append(helper.make_node("MatMul", [x, f"w{layer}"], [f"p{layer}"], name=f"matmul{layer}"))
         nodes.append(helper.make_node("Relu", [f"p{layer}"], [y], name=f"relu{layer}"))
         x = y

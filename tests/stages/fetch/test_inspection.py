@@ -154,10 +154,10 @@ def test_weights_are_never_in_memory(tmp_path):
     assert peaks["large"] - peaks["small"] < (tmp_path / "large.onnx").stat().st_size / 4
 
 
-def gather_net(nodes, *tables, rank=1):
+def gather_net(nodes, *tables):
     return models.build_model(
         nodes,
-        inputs=[models.value("ids", TensorProto.INT64, ["n"] * rank)],
+        inputs=[models.value("ids", TensorProto.INT64, ["n"])],
         outputs=[models.value("y", TensorProto.FLOAT, None)],
         initializers=tables,
     ).graph

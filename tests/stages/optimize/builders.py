@@ -107,16 +107,15 @@ def make_entry(bundle, path):
     return FileEntry(path, (bundle / path).stat().st_size, digest_file(bundle / path))
 
 
-def run_elsewhere(prepared, command, *, packages=None):
+def run_elsewhere(prepared, command):
     """Loads and runs the bundle in another process, and returns what `RUN` prints.
 
     Args:
         prepared: The bundle.
         command: The interpreter, and what emulates its processor before it.
-        packages: Folder of packages that come before the installed ones.
     """
     unsafe = prepared.bundle / "cpu" / "net_optimized.onnx"
-    path = (packages, ROOT, os.environ.get("PYTHONPATH"))
+    path = (ROOT, os.environ.get("PYTHONPATH"))
     done = subprocess.run(
         [*command, "-c", RUN, str(prepared.bundle), str(prepared.image), str(unsafe)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) for folder in path if folder)},
