@@ -328,7 +328,8 @@ def _budget(trial: InitTrial) -> str:
     trial_s = _PROCESS_S + trial.load_s + 10 * trial.run_s
     budget = min(max(math.ceil(_TRIALS * trial_s / 30) * 30, _MIN_BUDGET_S), _MAX_BUDGET_S)
     count = max(1, int(budget / trial_s))
-    return f"tune: {{runs_per_load: 1000, budget_s: {budget}}}  # about {count} plans at {trial_s:.1f} s each"
+    tune = f"tune: {{runs_per_load: 10000, budget_s: {budget}}}"
+    return f"{tune}  # about {count} plans at {trial_s:.1f} s each"
 
 
 def _scalar(text: str) -> str:

@@ -210,7 +210,7 @@ class MeasureSpec(SpecSection):
 class TuneSpec(SpecSection):
     """The search for the best way to store, load and run what was prepared."""
 
-    runs_per_load: int = Field(default=1000, ge=1, le=10**12)
+    runs_per_load: int = Field(default=10_000, ge=1, le=10**12)
     """Runs of a session before it is closed: decides between an early first result and short runs."""
     max_trials: int = Field(default=100, ge=0, le=1000)
     """Maximum number of plans to try; 0 takes the base plan without a search."""
