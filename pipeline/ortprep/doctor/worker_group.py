@@ -136,24 +136,15 @@ def use_session(plan: SessionPlan, sample: str, window_s: float) -> ProcessFigur
         # Otherwise the last figures would include memory that others give back, and their exit.
         barrier.wait()
         memory_mb = private_bytes() / _MB
-        runs_ms = _measure(_runner(session, plan.model, Path(sample)), window_s)
-    except BaseException:
+        feeds = read_tensors(Path(sample))
+        runs_ms = _measure(lambda: run_session(session, feeds), window_s)
+    except BaseException as error:
         barrier.abort()
+        if isinstance(error, onnxruntime_errors()):
+            problem = f"ONNX Runtime cannot run {plan.model}\n  {type(error).__name__}: {error}"
+            raise LoadError(problem) from error
         raise
     return ProcessFigures(ready_s, memory_mb, runs_ms)
-
-
-def _runner(session: Any, model: str, sample: Path) -> Callable[[], object]:
-    """Returns a function that runs a session once."""
-    feeds, refusals = read_tensors(sample), onnxruntime_errors()
-
-    def run() -> object:
-        try:
-            return run_session(session, feeds)
-        except refusals as error:
-            raise LoadError(f"ONNX Runtime cannot run {model}\n  {type(error).__name__}: {error}") from error
-
-    return run
 
 
 def _measure(run: Callable[[], object], window_s: float) -> tuple[float, ...]:

@@ -30,7 +30,6 @@ Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
 
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
 _CONTROLS = ("ready", "init", "first-result", "steady")
-_COUNTED = ("size", VERIFICATION)
 
 _HARDWARE = {
     "architecture": "hardware.machine",
@@ -189,14 +188,22 @@ def _compare_variant(
 ) -> VariantComparison:
     """Compares a variant with its counterpart; a new one fails if it answers wrongly."""
     hardware: tuple[Difference, ...] = ()
-    changes, remarks = list(_counted(was, now, limits)), ["it is new"]
+    old, new, remarks = {}, _read_figures(now, ""), ["it is new"]
+    alike = {"": True}
     if was is not None:
         hardware = _list_differences(was.hardware, now.hardware)
-        is_comparable = across_hardware or not hardware
-        changes[:0] = _measured(was.record, now.record, limits, is_comparable=is_comparable)
+        deciding = _deciding(was.record, now.record)
+        old, new = _read_figures(was, deciding), _read_figures(now, deciding)
+        for cache in (deciding, "cold"):
+            is_comparable = across_hardware or not hardware
+            alike[cache] = is_comparable and _has_same_shapes(was.record, now.record, cache)
         known = was.hardware or now.hardware
         remarks = [] if known else ["neither says on which hardware it was measured"]
         remarks += [] if hardware else _controls(was.record, now.record, limits)
+    changes = []
+    for name, cache in dict.fromkeys((*old, *new)):
+        pair, is_comparable = (old.get((name, cache)), new.get((name, cache))), alike.get(cache, True)
+        changes.append(compare_figure(name, *pair, limits, cache=cache, is_comparable=is_comparable))
     regressions = (*(str(one) for one in changes if one.verdict == "regression"), *_losses(changes))
     unlike = tuple(_incomparable(changes, () if across_hardware else hardware))
     return VariantComparison(
@@ -209,18 +216,6 @@ def _compare_variant(
         hardware=hardware,
         remarks=tuple(remarks),
     )
-
-
-def _measured(
-    was: VariantRecord, now: VariantRecord, limits: RegressionLimits, *, is_comparable: bool
-) -> Iterator[Change]:
-    """Yields the changes of what was measured: what decided what ships, and the page cache cold."""
-    for cache in (_deciding(was, now), "cold"):
-        old, new = (_read(record, cache, shipped_plan(record)) for record in (was, now))
-        is_alike = is_comparable and _has_same_shapes(was, now, cache)
-        for name in dict.fromkeys((*old, *new)):
-            pair = old.get(name), new.get(name)
-            yield compare_figure(name, *pair, limits, cache=cache, is_comparable=is_alike)
 
 
 def _deciding(was: VariantRecord, now: VariantRecord) -> str:
@@ -240,24 +235,25 @@ def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Samples]:
     return {name: one for name, one in found.items() if one is not None and 0 <= one.median < math.inf}
 
 
-def _counted(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) -> Iterator[Change]:
-    """Yields the changes of what is the same wherever it is looked at."""
-    old, new = {} if was is None else _read_counted(was), _read_counted(now)
-    for name in _COUNTED:
-        if name in old or name in new:
-            yield compare_figure(name, old.get(name), new.get(name), limits)
+def _read_figures(one: _Snapshot, deciding: str) -> dict[tuple[str, str], Samples]:
+    """Returns the figures of what a variant ships, by name and page cache; "" for what is counted.
 
-
-def _read_counted(snapshot: _Snapshot) -> dict[str, Samples]:
-    """Returns the size of a variant's files in MB, and its largest error in units of the tolerance."""
-    # Where the portable variant was faster, its files are all there is.
-    folder = PORTABLE if shipped_plan(snapshot.record) == PORTABLE else snapshot.record.name
-    size_bytes = snapshot.sizes.get(folder)
-    found = {
-        "size": None if size_bytes is None else size_bytes / 2**20,
-        VERIFICATION: worst_error(snapshot.record),
+    Measured are what decided what ships, and processes with a cold cache; counted are the size of its files
+    in MB, and its largest error in units of the tolerance.
+    """
+    plan = shipped_plan(one.record)
+    figures = {
+        (name, cache): samples
+        for cache in (deciding, "cold")
+        for name, samples in _read(one.record, cache, plan).items()
     }
-    return {name: Samples.of([value]) for name, value in found.items() if value is not None}
+    # Where the portable variant was faster, its files are all there is.
+    size_bytes = one.sizes.get(PORTABLE if plan == PORTABLE else one.record.name)
+    counted = {
+        "size": None if size_bytes is None else size_bytes / 2**20,
+        VERIFICATION: worst_error(one.record),
+    }
+    return figures | {(name, ""): Samples.of([value]) for name, value in counted.items() if value is not None}
 
 
 def _losses(changes: Sequence[Change]) -> Iterator[str]:

@@ -116,21 +116,10 @@ class _Search:
         while self._may_try():
             scores = self._scores()
             best = min(scores, key=lambda choice: scores[choice], default=self._space.base)
-            around = self._space.neighbours(best)
-            self._try(around)
-            self._try([self._combine(best, around)])
+            self._try(self._space.neighbours(best))
             # Half the noise is about the standard error of a plan's two rounds.
             if not self._best_score() < scores.get(best, math.inf) / (1 + self._noise() / 2):
                 return
-
-    def _combine(self, start: PlanChoice, around: Iterable[PlanChoice]) -> PlanChoice:
-        """Returns a plan with all its single changes that gain, of each knob the best one."""
-        choice, scores = start, self._scores()
-        gains = [other for other in around if scores.get(other, math.inf) < scores.get(start, 0.0)]
-        for other in sorted(gains, key=lambda other: scores[other], reverse=True):
-            for knob, value in set(other.values) - set(start.values):
-                choice = choice.but(knob, value)
-        return self._space.canonical(choice)
 
     def _scores(self) -> dict[PlanChoice, float]:
         """Returns the costs of the plans that work."""
