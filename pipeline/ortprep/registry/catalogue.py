@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ortprep.bundle.digest import PREFIX, DigestCache, digest_bytes
@@ -38,7 +37,7 @@ from ortprep.registry.references import open_registry
 from ortprep.registry.signatures import verify_part
 from ortprep.registry.versions import ModelState, build_state, is_alias_name
 from ortprep.transport.time_limit import limit_time
-from ortprep.transport.transfer import Download, Report, download, ignore, map_parallel, with_retries
+from ortprep.transport.transfer import Report, download, ignore, map_parallel, with_retries
 
 log = logging.getLogger(__name__)
 
@@ -272,19 +271,9 @@ class Catalogue:
             NotPublishedError: It is not there any more.
             OSError: The disk is full.
         """
-        path, reported = folder / entry.path, 0
-
-        def open_at(offset: int) -> AbstractContextManager[Download]:
-            return self.backend.open_file(part, entry, offset)
-
-        def report_more(done_bytes: int) -> None:
-            nonlocal reported
-            report(done_bytes - reported)
-            reported = done_bytes
-
+        path = folder / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        download(open_at, path, entry, progress=report_more)
-        report_more(entry.size_bytes)
+        download(lambda offset: self.backend.open_file(part, entry, offset), path, entry, progress=report)
         DigestCache().record(path, entry.sha256)
 
 

@@ -218,7 +218,7 @@ def download(
     expected: FileEntry,
     *,
     attempts: int = ATTEMPTS,
-    progress: Callable[[int], None] = ignore,
+    progress: Report = ignore,
 ) -> None:
     """Copies a file to `path`; after a cut, its own or an earlier process's, it goes on where it was.
 
@@ -227,7 +227,7 @@ def download(
         path: The file to be, or the beginning of it.
         expected: Size and digest of the whole.
         attempts: Number of tries in a row that may bring no block.
-        progress: Takes how many bytes are there, after every block.
+        progress: Takes the number of bytes that came, those of an earlier process too, or that were lost.
 
     Raises:
         RegistryUnavailableError: The source did not answer, or broke off, several times in a row.
@@ -236,7 +236,7 @@ def download(
         OSError: `path` cannot be written.
         Exception: `check_time` raises it, once the time of the caller is over.
     """
-    failures = 0
+    failures = reported = 0
     with path.open("ab") as file:
         partial = _PartialFile(path, file)
         if partial.size_bytes > expected.size_bytes:
@@ -248,7 +248,8 @@ def download(
                 with open_at(before_bytes) as opened:
                     for _ in _receive(opened, partial, expected):
                         check_time()
-                        progress(partial.size_bytes)
+                        progress(partial.size_bytes - reported)
+                        reported = partial.size_bytes
                 break
             except RegistryUnavailableError as error:
                 check_time()
@@ -257,6 +258,7 @@ def download(
                     raise
                 wait_to_retry(error, failures)
     check_copied(expected, partial.size_bytes, partial.digest)
+    progress(partial.size_bytes - reported)
 
 
 def _receive(opened: Download, partial: _PartialFile, expected: FileEntry) -> Iterator[None]:
