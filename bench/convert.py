@@ -96,7 +96,6 @@ def _describe_variant(manifest: Manifest, record: VariantRecord) -> dict[str, An
     described: dict[str, Any] = {"size_mb": round(size / 2**20, 1), "level": record.level}
     if record.accuracy:
         described["snr_db"] = round(min(one.snr_db for one in record.accuracy), 1)
-        described["cosine"] = round(min(one.cosine for one in record.accuracy), 6)
     if conversion is not None:
         described |= {"precision": conversion.precision, "fused": dict(conversion.fused)}
         described["steps"] = [

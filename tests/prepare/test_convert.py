@@ -97,7 +97,7 @@ def test_show_puts_the_variants_side_by_side(converted):
 
 
 def test_another_gate_converts_precisions_again_and_nothing_else(converted):
-    convert = {**CONVERT, "gate": {"cosine": 0.98}}
+    convert = {**CONVERT, "gate": {"snr_db": 14.0}}
     converted.write_spec(inputs=INPUTS, convert=convert, tune=AS_PREPARED)
     reasons = converted.explain()
     assert "convert/cpu-int8" in reasons

@@ -124,12 +124,12 @@ def test_a_spec_has_a_bounded_number_of_shapes():
 
 def test_an_output_s_thresholds_change_the_common_ones_and_none_stands_for_no_threshold():
     gate = GateSpec.model_validate(
-        {"cosine": 0.5, "top1": 0.9, "outputs": {"y": {"snr_db": None, "max_abs": 1.0}, "z": {"top1": 0.8}}}
+        {"snr_db": 9.0, "top1": 0.9, "outputs": {"y": {"snr_db": None, "max_abs": 1.0}, "z": {"top1": 0.8}}}
     )
-    common = {"cosine": 0.5, "snr_db": 20.0, "top1": 0.9}
-    own = {"max_abs": 1.0, "cosine": 0.5, "top1": 0.9}
+    common = {"snr_db": 9.0, "top1": 0.9}
+    own = {"max_abs": 1.0, "top1": 0.9}
     assert gate.thresholds() == {"": common, "y": own, "z": common | {"top1": 0.8}}
-    assert gate.thresholds(of_all=False)["y"] == {"max_abs": 1.0, "cosine": 0.5}
+    assert gate.thresholds(of_all=False)["y"] == {"max_abs": 1.0}
 
 
 # -- what a spec says of automatic precision, and of the application that judges it
@@ -151,7 +151,7 @@ def test_auto_tries_what_a_target_can_run_faster_and_steps_down_to_fp32():
 
 def test_a_judge_replaces_the_default_thresholds_and_no_others():
     judge = {"run": ["python", "app.py"]}
-    assert convert(precision="auto").thresholds() == {"": {"cosine": 0.99, "snr_db": 20.0}}
+    assert convert(precision="auto").thresholds() == {"": {"snr_db": 20.0}}
     assert convert(precision="auto", judge=judge).thresholds() == {"": {}}
     gate = {"top1": 0.9, "outputs": {"y": {"max_abs": 2.0}}}
     own = convert(precision="auto", judge=judge, gate=gate).thresholds()

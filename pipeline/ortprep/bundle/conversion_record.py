@@ -14,7 +14,6 @@ class OutputAccuracy:
         output: Name of the output.
         elements: Elements compared, over all samples.
         max_abs: Largest absolute difference of elements that are finite on both sides.
-        cosine: Cosine of the angle between reference and candidate, of the worst sample.
         snr_db: Signal-to-noise ratio in decibels, at most 200 in size; the worst sample's.
         top1: Share of rows along the last axis whose largest element is at the same index; of integers,
             booleans and strings the share of equal elements; None where an output has no rows.
@@ -25,7 +24,6 @@ class OutputAccuracy:
     output: str
     elements: int = 0
     max_abs: float = 0.0
-    cosine: float = 1.0
     snr_db: float = 200.0
     top1: float | None = None
     nonfinite: int = 0

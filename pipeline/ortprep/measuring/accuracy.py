@@ -4,8 +4,7 @@ Arrays may be memory maps of any size: they are read in blocks, and computed in 
 are compared with each other, since a conversion may narrow an output; other types must be equal.
 
 - Signal-to-noise ratio: `10 · log10(Σ expected² / Σ (expected − got)²)` in dB, between −200 and 200.
-- Cosine of the angle between the arrays as vectors; 1 for two zero vectors, 0 if one of them is zero.
-- Both are those of the worst sample: no average hides it.
+  It is that of the worst sample: no average hides it.
 - Top-1, of floats: the share of rows along the last axis whose largest element in the candidate (the first
   of equal ones) is a largest of the reference; NaN counts as the smallest. Of integers, booleans and
   strings: the share of equal elements. Over all samples; None where no row has two elements.
@@ -79,7 +78,6 @@ def _summarise(output: str, tallies: Sequence[_Tally], reason: str) -> OutputAcc
         output,
         elements=sum(sample.elements for sample in samples),
         max_abs=max((sample.max_abs for sample in samples), default=0.0),
-        cosine=min((sample.cosine() for sample in samples), default=1.0),
         snr_db=min((sample.snr_db() for sample in samples), default=SNR_CAP_DB),
         top1=sum(sample.agreed for sample in samples) / judged if judged else None,
         nonfinite=sum(sample.nonfinite for sample in samples),
@@ -123,7 +121,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.elements = self.nonfinite = self.agreed = self.judged = 0
-        self.max_abs = self._energy = self._got_energy = self._product = self._noise = 0.0
+        self.max_abs = self._energy = self._noise = 0.0
 
     def add(self, expected: Array, got: Array) -> None:
         """Adds widened elements, at least one."""
@@ -132,33 +130,21 @@ class _Tally:
         if not is_finite.all():
             same = (left == right) | (np.isnan(left) & np.isnan(right))
             self.nonfinite += int(np.count_nonzero(~is_finite & ~same))
-            left, right, distance = (np.where(is_finite, values, 0.0) for values in (left, right, distance))
+            left, distance = (np.where(is_finite, values, 0.0) for values in (left, distance))
         self.elements += len(left)
         self.max_abs = max(self.max_abs, float(np.nan_to_num(distance.max())))
         with np.errstate(over="ignore", invalid="ignore"):
             self._energy += np.dot(left, left)
-            self._got_energy += np.dot(right, right)
-            self._product += np.dot(left, right)
             self._noise += np.dot(distance, distance)
-
-    def cosine(self) -> float:
-        if self._noise == 0:
-            return 1.0
-        if self._energy == 0 or self._got_energy == 0 or self._overflows():
-            return 0.0
-        return float(np.clip(self._product / np.sqrt(self._energy) / np.sqrt(self._got_energy), -1, 1))
 
     def snr_db(self) -> float:
         if self._noise == 0:
             return SNR_CAP_DB
-        if self._energy == 0 or self._overflows():
+        # A sum of squares is beyond float64 for numbers above 1e154.
+        if self._energy == 0 or not np.isfinite([self._energy, self._noise]).all():
             return -SNR_CAP_DB
         ratio = 10 * (np.log10(self._energy) - np.log10(self._noise))
         return float(np.clip(ratio, -SNR_CAP_DB, SNR_CAP_DB))
-
-    def _overflows(self) -> bool:
-        """Returns whether a sum of squares is beyond float64, as of numbers above 1e154."""
-        return not np.isfinite([self._energy, self._got_energy, self._product, self._noise]).all()
 
 
 def _to_floats(expected: Array, got: Array) -> tuple[_Floats, _Floats, _Floats]:
@@ -194,7 +180,6 @@ Gate = Mapping[str, Mapping[str, float]]
 
 _LABELS = {
     "max_abs": "largest absolute difference",
-    "cosine": "cosine",
     "snr_db": "signal-to-noise ratio in dB",
     "top1": "top-1 agreement",
 }

@@ -86,7 +86,6 @@ def _divide(error: float, allowed: float) -> float:
 
 _ERRORS: Mapping[str, Callable[[float], float]] = {
     "max_abs": float,
-    "cosine": lambda cosine: 1 - cosine,
     "snr_db": lambda decibels: 10 ** min(-decibels / 20, 300.0),
     "top1": lambda share: 1 - share,
 }

@@ -76,8 +76,6 @@ class ThresholdsSpec(SpecSection):
 
     max_abs: NotNegative | None = None
     """Largest absolute difference."""
-    cosine: Annotated[float, Field(ge=-1, le=1)] | None = 0.99
-    """Minimum cosine of the angle to the reference, for every sample."""
     snr_db: Number | None = 20.0
     """Minimum signal-to-noise ratio in decibels, for every sample."""
     top1: Annotated[float, Field(ge=0, le=1)] | None = None
