@@ -21,8 +21,7 @@ from ortprep.cli.command import app
 from ortprep.errors import ExportError
 from ortprep.export.model_config import build_config, describe_tensor
 from ortprep.export.options import plan_options, recorded_options
-from ortprep.export.variant_selection import (
-    ExportRequest,
+from ortprep.export.repository import (
     choose_variants,
 )
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
@@ -74,7 +73,7 @@ def config_of(variant):
     """Returns the model configuration of a variant with one input and output."""
     tensors = (TensorSpec("x", "float32", ("n", 3)),)
     options = plan_options(variant)
-    return build_config("m", "model.onnx", (tensors, tensors), options, ExportRequest())
+    return build_config("m", "model.onnx", (tensors, tensors), options)
 
 
 @given(any_variant)

@@ -14,8 +14,7 @@ from ortprep.bundle.loader_config import (
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError
-from ortprep.export.repository import ExportedModel, export_triton
-from ortprep.export.variant_selection import ExportRequest
+from ortprep.export.repository import ExportedModel, ExportRequest, export_triton
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import BFLOAT16
 from tests.export.fakes import answer, read_config

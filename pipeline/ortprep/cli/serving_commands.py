@@ -239,8 +239,7 @@ def triton(
     json: AsJson = False,
 ) -> Output:
     """Write a model repository of NVIDIA Triton, for its ONNX Runtime backend."""
-    from ortprep.export.repository import export_triton
-    from ortprep.export.variant_selection import ExportRequest
+    from ortprep.export.repository import ExportRequest, export_triton
 
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")

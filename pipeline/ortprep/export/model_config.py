@@ -10,7 +10,6 @@ from ortprep.bundle.loader_config import TensorSpec
 from ortprep.errors import ExportError
 from ortprep.export.options import ACCELERATOR, GPUS, GRAPH, PARAMETERS, MappedOptions
 from ortprep.export.placement import Interface
-from ortprep.export.variant_selection import ExportRequest
 from ortprep.runtime.loading.session import CUDA
 
 BACKEND = "onnxruntime"
@@ -40,7 +39,13 @@ def import_messages() -> Any:
 
 
 def build_config(
-    name: str, model_file: str, interface: Interface, options: MappedOptions, request: ExportRequest
+    name: str,
+    model_file: str,
+    interface: Interface,
+    options: MappedOptions,
+    *,
+    instances: int = 1,
+    max_batch_size: int = 0,
 ) -> Any:
     """Returns the `inference.ModelConfig` of a model.
 
@@ -49,7 +54,8 @@ def build_config(
         model_file: Name of the model's file, or of the folder around its files.
         interface: Inputs and outputs, as the session has them.
         options: The options that remain.
-        request: The instances and the largest batch.
+        instances: Number of instances on the processor, or on each GPU.
+        max_batch_size: Largest batch that Triton may form; 0 leaves requests as they are.
 
     Raises:
         ExportError: Triton has no type, rank or size of an input or output.
@@ -58,17 +64,17 @@ def build_config(
     config = messages.ModelConfig(
         name=name,
         backend=BACKEND,
-        max_batch_size=request.max_batch_size,
+        max_batch_size=max_batch_size,
         default_model_filename=model_file,
     )
     for specs, tensors in zip(interface, (config.input, config.output), strict=True):
         for spec in specs:
-            describe_tensor(tensors.add(), spec, batched=request.max_batch_size > 0)
-    group = config.instance_group.add(count=request.instances, kind=messages.ModelInstanceGroup.KIND_CPU)
+            describe_tensor(tensors.add(), spec, batched=max_batch_size > 0)
+    group = config.instance_group.add(count=instances, kind=messages.ModelInstanceGroup.KIND_CPU)
     if options.providers[0].name == CUDA:
         group.kind = messages.ModelInstanceGroup.KIND_GPU
         group.gpus.extend(map(int, options.section(GPUS).values()))
-    if request.max_batch_size > 1:
+    if max_batch_size > 1:
         config.dynamic_batching.SetInParent()
     config.optimization.graph.level = int(options.section(GRAPH).get("level", "0"))
     for key, value in options.section(PARAMETERS).items():

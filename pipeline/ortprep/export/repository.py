@@ -1,5 +1,8 @@
 """NVIDIA Triton's model repository: a folder per model, each written whole or not at all.
 
+`load` compares a variant's requirements with the machine it is on. A server that reads an export does not, so
+what does not run everywhere is not exported unless it is named.
+
 What its ONNX Runtime backend takes is read from its source: triton-inference-server/onnxruntime_backend at
 00fd3e8, after release 26.06, `src/onnxruntime.cc`. The model configuration is Triton's own protobuf message.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,20 +20,45 @@ import ortprep
 from ortprep.bundle.atomic import new_folder, write_json_atomic
 from ortprep.bundle.codec import decode, encode, read_json
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.loader_config import FileEntry, Variant, golden_of
+from ortprep.bundle.loader_config import (
+    FileEntry,
+    LoaderConfig,
+    Requirements,
+    Variant,
+    VersionRange,
+    find_variant,
+    golden_of,
+)
 from ortprep.bundle.paths import is_safe_name
 from ortprep.errors import BundleError, ExportError
 from ortprep.export.model_config import build_config, correct_ranks, format_config, import_messages
 from ortprep.export.options import plan_options
 from ortprep.export.placement import SourceBundle, place_files, read_source, try_model
-from ortprep.export.variant_selection import ExportRequest, choose_variants, describe_needs
 from ortprep.runtime.loading.golden import read_golden
+from ortprep.runtime.loading.variant_selection import needs_gpu
 
 EXPORT_FILE = "ortprep-export.json"
 CONFIG_FILE = "config.pbtxt"
 EXPORT_SCHEMA_VERSION = "1.0"
 _VERSION = "1"
 _ORT_FORMAT = ".ort"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The variants to export, and settings of their server.
+
+    Attributes:
+        variants: Names of variants; empty for the first that any server can run.
+        name: Name of the model, None for the bundle's. Several variants of a bundle are NAME-VARIANT.
+        instances: Number of instances on the processor, or on each GPU.
+        max_batch_size: Largest batch that Triton may form; 0 leaves requests as they are.
+    """
+
+    variants: tuple[str, ...] = ()
+    name: str | None = None
+    instances: int = 1
+    max_batch_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +166,14 @@ def _export(
         shapes = {name: one.shape for name, one in answers.items()}
         shapes |= {name: array.shape for name, array in feeds.items()}
         interface = correct_ranks(interface, shapes)
-        config = build_config(destination.name, model_file, interface, options, request)
+        config = build_config(
+            destination.name,
+            model_file,
+            interface,
+            options,
+            instances=request.instances,
+            max_batch_size=request.max_batch_size,
+        )
         (place / CONFIG_FILE).write_text(format_config(config), encoding="utf-8")
         exported = ExportedModel(
             name=destination.name,
@@ -215,3 +250,59 @@ def _check_replaceable(folder: Path) -> None:
         f"  expected no such folder, or an unchanged export of ortprep, got {got}",
         hint="choose another --out, or move what is yours elsewhere and remove the folder",
     )
+
+
+def choose_variants(config: LoaderConfig, names: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Returns the variants that were named, or else the first that any processor can run.
+
+    Raises:
+        ExportError: A name is not a variant's, or nothing was named and no variant runs everywhere.
+    """
+    listed = ", ".join(one.name for one in config.variants)
+    if not names:
+        for variant in config.variants:
+            if not variant.bucket and _runs_anywhere(variant.requirements):
+                return (variant,)
+        raise ExportError(
+            f"no variant of {config.name} runs on every server\n  expected the name of one of {listed}",
+            hint="--variant NAME; its needs are listed",
+        )
+    chosen = {name: find_variant(config, name) for name in names}
+    for name, found in chosen.items():
+        if found is None:
+            raise ExportError(f"no such variant of {config.name}: {name!r}\n  expected one of {listed}")
+    return tuple(filter(None, chosen.values()))
+
+
+def _runs_anywhere(needs: Requirements) -> bool:
+    return needs.onnxruntime.below is None and describe_processor(needs) is None and not needs_gpu(needs)
+
+
+def describe_versions(versions: VersionRange) -> str:
+    """Returns a range of versions of ONNX Runtime in words."""
+    upper = "" if versions.below is None else f" and < {versions.below}"
+    return f"ONNX Runtime >= {versions.minimum}{upper}"
+
+
+def describe_processor(needs: Requirements) -> str | None:
+    """Returns in words what a processor must have and must not have, None if any will do."""
+    if needs.machine is None and not needs.cpu_features and not needs.cpu_features_absent:
+        return None
+    words = "a processor" if needs.machine is None else f"a processor of kind {needs.machine}"
+    words += f" with {', '.join(needs.cpu_features)}" if needs.cpu_features else ""
+    return words + (f", without {', '.join(needs.cpu_features_absent)}" if needs.cpu_features_absent else "")
+
+
+def describe_needs(variant: Variant) -> Iterator[str]:
+    """Yields what a server must have, and its callers must do, for a variant to answer as recorded."""
+    needs = variant.requirements
+    yield describe_versions(needs.onnxruntime)
+    if (processor := describe_processor(needs)) is not None:
+        yield f"{processor}; elsewhere it may fail in its first run, or silently give wrong answers"
+    if needs.compute_capability is not None:
+        bounds = needs.compute_capability.minimum, needs.compute_capability.below
+        low, below = (".".join(map(str, one)) for one in bounds)
+        yield f"a GPU of compute capability >= {low} and < {below}"
+    if variant.binding:
+        sizes = ", ".join(f"{name}={size}" for name, size in variant.binding.items())
+        yield f"inputs of these sizes only: {sizes}"
