@@ -87,7 +87,7 @@ def test_a_model_that_fails_does_not_stop_the_others(project):
     [
         ("https://user:secret@host/net.onnx", "machine: https://REDACTED@host/net.onnx\n  expected the path"),
         ("absent.onnx", "no such model: absent.onnx\n  expected an ONNX file, got none\n\nhint: ls ."),
-        ("page.onnx", "page.onnx\n  expected ONNX, got a web page or XML\n\nhint: open the URL"),
+        ("page.onnx", "page.onnx\n  expected a complete ONNX file, got: "),
         ("cut.onnx", "cut.onnx\n  expected a complete ONNX file, got: "),
     ],
 )

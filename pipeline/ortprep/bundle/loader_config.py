@@ -74,14 +74,6 @@ class TensorSpec(NamedTuple):
         axes = zip(self.shape, shape, strict=False)
         return len(self.shape) == len(shape) and all(a == size or not isinstance(a, int) for a, size in axes)
 
-    def bound_to(self, sizes: Mapping[str, int]) -> "TensorSpec":
-        """Returns the tensor with sizes for open axes, by their names or, as `INPUT[AXIS]`, their places."""
-        shape = tuple(
-            axis if isinstance(axis, int) else sizes.get(axis or "", sizes.get(f"{self.name}[{place}]", axis))
-            for place, axis in enumerate(self.shape or ())
-        )
-        return self if self.shape is None else self._replace(shape=shape)
-
 
 class VersionRange(NamedTuple):
     """Versions `minimum <= v < below`, compared by their numeric parts."""

@@ -54,9 +54,7 @@ def require_fit(spec: ModelSpec, interface: ModelInterface) -> None:
         SpecError: They do not fit; the message lists every problem, the first 200 at most.
     """
     problems = _list_first(chain(find_misfits(spec, interface), check_sample_files(spec, interface)))
-    problems = problems or _list_first(
-        chain(_binding_problems(spec, interface), _sample_count_problems(spec))
-    )
+    problems = problems or tuple(_sample_count_problems(spec))
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SpecError(
@@ -276,23 +274,3 @@ def _set_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
                 known = "no rank for it" if item.shape is None else _show_shape(item.shape)
                 what = f"missing, expected at least one, since the model has {known}"
                 yield f"inputs.{item.name}.shapes: {what}"
-
-
-def _binding_problems(spec: ModelSpec, interface: ModelInterface) -> Iterator[str]:
-    """Yields what is wrong with `convert.shapes`, of a spec that agrees with its model otherwise."""
-    if spec.convert is None:
-        return
-    for binding in filter(None, (spec.convert.binding, *spec.convert.buckets)):
-        try:
-            sizes = resolve_dimensions(interface.inputs, binding)
-        except StageError as error:
-            yield f"convert.shapes: {error.message}"
-            continue
-        inputs = [item.bound_to(sizes) for item in interface.inputs]
-        declared = (
-            all(item.fits(shapes[item.name]) for item in inputs) for shapes in shape_sets(spec, interface)
-        )
-        # Real samples have shapes of their own, which are read with them.
-        if spec.samples is None and not any(declared):
-            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
-            yield f"convert.shapes: expected declared input shapes that fit {shapes}, got none"

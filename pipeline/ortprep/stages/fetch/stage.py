@@ -37,13 +37,7 @@ from ortprep.transport.time_limit import check_time
 _LONGEST_NAME = "v" * MAX_NAME
 """A variant's folder in a bundle: paths below it have to be safe, too."""
 
-_DOWNLOAD = "open the URL in a browser, and download the file itself"
-_NOT_A_MODEL = (
-    (b"version https://git-lfs", "a Git LFS pointer", "git lfs pull"),
-    (b"<", "a web page or XML", _DOWNLOAD),
-    (b"{", "JSON", _DOWNLOAD),
-)
-"""Common contents of a file that is not a model. No ONNX file begins with these bytes."""
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class FetchStage:
@@ -251,17 +245,15 @@ def _file_name(source: SourceSpec) -> str:
 
 
 def refuse_what_is_no_model(path: Path, name: str) -> None:
-    """Raises `SourceError` for a file that is empty, or is what downloads often give instead of a model."""
+    """Raises `SourceError` for a file that is empty, or a pointer that a clone has in place of the model."""
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
         raise SourceError(
             f"file is empty: {name}\n  expected an ONNX model, got 0 bytes", hint="download the file again"
         )
-    for sign, what, hint in _NOT_A_MODEL:
-        if start.lstrip().startswith(sign):
-            # Without a word of it: a stranger's spec may name any file of the machine that builds it.
-            raise SourceError(f"not a model: {name}\n  expected ONNX, got {what}", hint=hint)
+    if start.startswith(_LFS_POINTER):
+        raise SourceError(f"not a model: {name}\n  expected ONNX, got a Git LFS pointer", hint="git lfs pull")
 
 
 def _check_unchanged(

@@ -15,7 +15,6 @@ from typing import Any
 
 from ortprep.bundle.codec import encode
 from ortprep.bundle.conversion_record import OutputAccuracy
-from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.manifest import VerificationRecord
 from ortprep.children.answers import Answers
 from ortprep.errors import PipelineError, VerificationError
@@ -172,24 +171,16 @@ def _run_candidate(context: Context, reference: ReferenceAnswers, scratch: Path)
 
 
 def _require_signature(context: Context, expected: Answers, got: Answers) -> None:
-    """Compares what the sessions declare; an output's declared shape may have become more exact.
+    """Compares what the sessions declare, but for shapes: an output's may have become more exact.
 
     Raises:
         VerificationError: The candidate takes or gives something else.
     """
-
-    def show(values: Sequence[TensorSpec], *, shapes: bool) -> str:
-        fixed = ([axis if isinstance(axis, int) else None for axis in one.shape or ()] for one in values)
-        return ", ".join(
-            f"{one.name} {one.dtype}{shape if shapes and shape else ''}"
-            for one, shape in zip(values, fixed, strict=True)
-        )
-
-    for what, left, right, shapes in (
-        ("inputs", expected.inputs, got.inputs, not context.variant_plan.binding),
-        ("outputs", expected.outputs, got.outputs, False),
+    for what, left, right in (
+        ("inputs", expected.inputs, got.inputs),
+        ("outputs", expected.outputs, got.outputs),
     ):
-        wanted, found = show(left, shapes=shapes), show(right, shapes=shapes)
+        wanted, found = (", ".join(f"{one.name} {one.dtype}" for one in side) for side in (left, right))
         if wanted != found:
             raise VerificationError(
                 f"the prepared model's {what} differ from its source's: {context.subject}\n"
