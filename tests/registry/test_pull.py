@@ -182,6 +182,28 @@ def test_the_cache_has_what_load_pulled_and_asks_the_registry_which_version(regi
         pull_cached(PullRequest(VersionRef("net", "v1")), other, hardware=BARE)
 
 
+def test_a_digest_that_was_pulled_needs_no_registry_that_can_be_reached(
+    catalogue, tmp_path, monkeypatch, caplog
+):
+    _, public = write_keys(tmp_path / "keys")
+    version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="v1").version
+    reference = VersionRef("net", version.digest)
+    pulled = pull_cached(PullRequest(reference), catalogue, hardware=BARE)
+
+    def fail(*_):
+        raise RegistryUnavailableError("cannot list: status 503")
+
+    monkeypatch.setattr(catalogue.backend, "list_refs", fail)
+    assert pull_cached(PullRequest(reference), catalogue, hardware=BARE).path == pulled.path
+    assert "using what was pulled before" in caplog.text
+    for request in (PullRequest(VersionRef("net", "v1")), PullRequest(reference, public_key=public)):
+        with pytest.raises(RegistryUnavailableError):
+            pull_cached(request, catalogue, hardware=BARE)
+    (pulled.path / "golden.npz").write_bytes(b"damaged")
+    with pytest.raises(RegistryUnavailableError):
+        pull_cached(PullRequest(reference), catalogue, hardware=BARE)
+
+
 def test_a_name_is_resolved_by_the_documents_of_its_versions_alone(catalogue, tmp_path):
     for label in ("v1", "v2"):
         publish(write_bundle(tmp_path / label, spec=label.encode()), catalogue, label=label)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, digest_json
+from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, digest_json, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.bundle.loader_config import FileEntry
@@ -23,7 +23,7 @@ from ortprep.bundle.verification import (
     compare_files,
     describe_loss,
 )
-from ortprep.errors import BundleError, RegistryError, hint_of_os_error
+from ortprep.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
 from ortprep.quoting import quoted
 from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
@@ -32,6 +32,7 @@ from ortprep.registry.part_bundle import choose_part
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import (
     PullReceipt,
+    read_pulled_part,
     read_receipt,
     verify_bundle,
     verify_part,
@@ -128,15 +129,35 @@ def pull_cached(
 
     A signature is verified, and whoever makes a session hashes its files: remembered digests do until then.
 
+    While a registry cannot be reached, a version is enough that was pulled before and is named by its digest.
+
     Raises:
         CacheError: The cache cannot be made, or others could change what is in it.
     """
     with _in_time(request):
-        version, part = _choose(request, catalogue, hardware)
         folder = Path(require_cache_folder("registry"))
         folder.chmod(0o700)  # files in it have what the umask asks for
+        try:
+            version, part = _choose(request, catalogue, hardware)
+        except RegistryUnavailableError as error:
+            found = _find_pulled(request, folder)
+            if found is None:
+                raise
+            log.warning("%s; using what was pulled before: %s", error.message.partition("\n")[0], found.path)
+            return found
         out = folder / f"{ref_name(version.digest)}-{ref_name(part.digest)[:16]}"
         return _pull_part(request, catalogue, version, part, out, DigestCache().digest, ignore)
+
+
+def _find_pulled(request: PullRequest, folder: Path) -> PullResult | None:
+    """Returns a bundle of the cache, of a version that is named by its digest: it never means another."""
+    named = request.reference.version or ""
+    for path in sorted(folder.glob(f"{ref_name(named)}-*")) if is_digest(named) else ():
+        with suppress(BundleError):
+            part = read_pulled_part(path)
+            if _is_there(path, named, part, request.public_key, DigestCache().digest):
+                return _describe(path, named, part)
+    return None
 
 
 def resolve_version(request: PullRequest, catalogue: Catalogue) -> tuple[Version, tuple[Part, ...]]:
@@ -194,7 +215,7 @@ def _pull_part(
     )
     try:
         with _locked(out):
-            if not _is_there(out, version, part, request.public_key, digest):
+            if not _is_there(out, version.digest, part, request.public_key, digest):
                 kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
                 missing = {*_first_of_each(part).values()} - {*kept}
                 fetched_bytes = sum(entry.size_bytes for entry in missing)
@@ -205,9 +226,12 @@ def _pull_part(
         raise RegistryError(
             f"cannot write {out}\n  {error.strerror or error}", hint=hint_of_os_error(error, str(parent))
         ) from error
+    return _describe(out, version.digest, part, fetched_bytes)
+
+
+def _describe(path: Path, version: str, part: Part, fetched_bytes: int = 0) -> PullResult:
     variants = tuple(variant.name for variant in part.summary.variants)
-    size_bytes = part.summary.size_bytes
-    return PullResult(out, version.digest, part.digest, variants, fetched_bytes, size_bytes)
+    return PullResult(path, version, part.digest, variants, fetched_bytes, part.summary.size_bytes)
 
 
 @contextmanager
@@ -231,10 +255,10 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _is_there(out: Path, version: Version, part: Part, public_key: Path | None, digest: Digester) -> bool:
+def _is_there(out: Path, version: str, part: Part, public_key: Path | None, digest: Digester) -> bool:
     """Says whether a folder is just what would be pulled into it."""
     try:
-        if read_receipt(out).version != version.digest:
+        if read_receipt(out).version != version:
             return False
         if public_key is not None:
             return verify_bundle(out, public_key, digest) == part

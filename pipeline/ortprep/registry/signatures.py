@@ -234,6 +234,16 @@ def verify_bundle(bundle: Path, public_key: Path, digest: Digester = digest_file
     return part
 
 
+def read_pulled_part(bundle: Path) -> Part:
+    """Returns the part that a pulled bundle says it is; raises BundleError if it says nothing of the kind."""
+    path = resolve_inside(bundle, PART_FILE)
+    try:
+        with open_regular(path) as file:
+            return parse_part(file.read(MAX_DOCUMENT_BYTES + 1))
+    except OSError as error:
+        raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
+
+
 def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]:
     """Returns where a pulled bundle is from, and the part that was signed with a key.
 
@@ -244,12 +254,7 @@ def read_signed_part(bundle: Path, public_key: Path) -> tuple[PullReceipt, Part]
         BundleError: The bundle was not pulled from a registry, or cannot be read.
         MissingExtraError: model-signing is not installed.
     """
-    receipt, path = read_receipt(bundle), resolve_inside(bundle, PART_FILE)
-    try:
-        with open_regular(path) as file:
-            part = parse_part(file.read(MAX_DOCUMENT_BYTES + 1))
-    except OSError as error:
-        raise BundleError(f"cannot read {path}\n  {error.strerror or error}") from error
+    receipt, part = read_receipt(bundle), read_pulled_part(bundle)
     signatures = receipt.signatures[:_MAX_SIGNATURES]
     verify_part(part, [text.encode(errors="replace") for text in signatures], public_key)
     return receipt, part
