@@ -7,13 +7,13 @@ import platform
 import numpy as np
 import pytest
 
-from ortprep.errors import MissingExtraError, SignatureError
+from ortprep.errors import MissingExtraError
 from ortprep.runtime import PoolConfig, SessionPool, load, locate
 from ortprep.transport import transfer
 from ortprep.versions import install_command
 from tests.builders import conv_net
 from tests.prepare.builders import AS_PREPARED, REPOSITORY, Project, is_intact
-from tests.registry.builders import HERE, Build, Made, read_tree, write_bundle, write_keys
+from tests.registry.builders import Build, Made, read_tree, write_bundle
 from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, assert_answers, sample, weights_of
 from tests.runtime.builders import write_bundle as write_linear_bundle
 
@@ -55,37 +55,6 @@ def test_a_model_goes_from_a_folder_to_sessions_and_pools_by_way_of_a_registry(p
     with SessionPool("registry://linear@production", PoolConfig(devices=["cpu"])) as pool:
         np.testing.assert_allclose(pool.run({"x": sample()})["y"], sample() @ weights_of(0), rtol=1e-5)
     assert locate("registry://linear@production") != bundle
-
-
-def test_a_label_that_was_not_set_is_reported(project, registry):
-    write_bundle(project.artifacts / "net", Build((Made("cpu", HERE),)))
-    assert project.call("publish", "net", "--label", "1.0").code == 0
-    again = project.call("publish", "net", "--label", "2.0")
-    assert again.code == 0
-    assert "already published as 1.0; label 2.0 was not set" in again.err
-
-
-@pytest.mark.slow
-def test_a_job_can_require_a_signature(project, registry):
-    private, public = write_keys(project.root / "keys")
-    _, other = write_keys(project.root / "other")
-    write_linear_bundle(project.artifacts / "linear")
-    assert project.call("publish", "linear", "--label", "a").code == 0
-    with pytest.raises(SignatureError):
-        load("registry://linear@a", require_signature=public)
-    signed = project.call("publish", "linear", "--sign", str(private), "--verify", str(public))
-    assert signed.code == 0, signed.err
-    load("registry://linear@a", require_signature=public)
-    with pytest.raises(SignatureError):
-        load("registry://linear@a", require_signature=other)
-    pulled = project.call("pull", "linear", "--out", "pulled", "--verify", str(public))
-    assert pulled.code == 0, pulled.err
-    assert project.call("verify", "pulled", "--key", str(public)).code == 0
-    wrong = project.call("verify", "pulled", "--key", str(other))
-    assert wrong.code == 3
-    assert "does not match" in wrong.err
-    (project.root / "pulled/golden.npz").unlink()
-    assert "golden.npz: missing" in project.call("verify", "pulled", "--key", str(public)).err
 
 
 @pytest.mark.slow

@@ -19,17 +19,6 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
-def test_place_says_where_and_why(project):
-    write_bundle(project.root / "artifacts" / "linear")
-    write_doubling(project.root / "artifacts" / "doubling")
-    done = project.call("place", "linear", "doubling", "--devices", "cpu")
-    assert done.code == 0, done.err
-    assert "linear" in done.out
-    assert "which was least loaded" not in done.out  # of one device nothing is
-    found = json.loads(project.call("place", "linear", "doubling", "--json").out)
-    assert sorted(found["placement"]["assignments"][0]["models"]) == ["doubling", "linear"]
-
-
 @pytest.mark.attack
 def test_serve_config_serves_this_machine_alone_unless_it_is_told_otherwise(project):
     write_doubling(project.root / "artifacts" / "doubling")

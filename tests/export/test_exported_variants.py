@@ -156,17 +156,3 @@ def test_triton_writes_a_model_per_bundle_and_lists_them(bundles, tmp_path):
     assert "linear: variant cpu of linear" in ended.stdout
     assert "optimization.graph.level=2" in ended.stdout
     assert [load_model(tmp_path / "repository" / name) for name in ("linear", "double")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
-    [
-        (("--variant", "gpu"), 1, "no such variant"),
-        (("--name", "a/b"), 1, "not a name"),
-    ],
-)
-def test_a_mistake_is_told_and_writes_nothing(bundles, tmp_path, arguments, code, expected):
-    ended = call("triton", bundles[0], "--out", tmp_path / "repository", *arguments)
-    assert (ended.exit_code, ended.stdout) == (code, "")
-    assert expected in ended.stderr
-    assert not (tmp_path / "repository").exists()

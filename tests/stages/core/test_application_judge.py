@@ -69,7 +69,6 @@ def bundle(make_judge, tmp_path):
     [
         ("sys.exit(3)", {}, "ended with exit code 3"),
         ("os.abort()", {}, "was ended by signal 6"),
-        ("raise ValueError('no page')", {}, "ValueError: no page"),
         ("import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()", {}, "a traceback"),
         ("pass", {}, "wrote nothing to stdout"),
         ("pass", {"compare": "answers.txt"}, "did not write answers.txt"),
@@ -274,8 +273,6 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder):
     ("metric", "source", "told"),
     [
         ("missing:score", "", ["failed", "No module named 'missing'"]),
-        ("metrics:score", "x = 1", ["failed", "module 'metrics' has no attribute 'score'"]),
-        ("metrics:score", "def score(:", ["failed", "SyntaxError", 'metrics.py", line 1']),
         ("metrics:score", "raise SystemExit('enough')", ["failed", "SystemExit: enough"]),
         (
             "metrics:score",
@@ -285,7 +282,6 @@ def test_a_metric_may_be_in_a_package_and_be_any_callable(folder):
         ("metrics:score", "import os\ndef score(*_): os._exit(3)", ["gave no answer", "exit code 3"]),
         ("metrics:score", "def score(*_): return float('nan')", ["no finite number", "got float nan"]),
         ("metrics:score", "def score(*_): return True", ["no finite number", "got bool True"]),
-        ("metrics:score", "def score(*_): pass", ["no finite number", "got NoneType None"]),
     ],
 )
 def test_what_is_wrong_with_a_metric_is_told_by_its_name(folder, metric, source, told):

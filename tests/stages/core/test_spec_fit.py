@@ -300,6 +300,16 @@ def test_samples_that_are_absent_or_unreadable_are_told(tmp_path):
     assert "expected an array 'left', got right" in sample_problems(tmp_path, LEFT)
 
 
+def test_automatic_precision_needs_samples_to_calibrate_and_to_judge(tmp_path):
+    left = {"left": {"shapes": [[2, 4]]}}
+    spec = spec_of(left, convert={"precision": "auto"}, samples="*.npz").located_in(tmp_path)
+    np.savez(tmp_path / "1.npz", left=np.zeros((2, 4), np.float32))
+    with pytest.raises(SpecError, match="at least 2 real inputs for convert"):
+        require_fit(spec, interface_of(LEFT))
+    np.savez(tmp_path / "2.npz", left=np.zeros((2, 4), np.float32))
+    require_fit(spec, interface_of(LEFT))
+
+
 # -- which files a spec's globs find
 
 
