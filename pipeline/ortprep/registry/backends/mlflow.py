@@ -46,7 +46,6 @@ _FRESH_MS = 3_600_000
 """Age up to which a run need not be refreshed, in milliseconds."""
 
 _NUMBER = re.compile("[0-9]{1,15}")
-_MAX_TAG_CHARACTERS = 5000
 
 
 @dataclass(frozen=True)
@@ -224,12 +223,7 @@ class MlflowBackend(Backend):
         mark = as_pairs({"ortprep": "1"})
         self._server.call("POST", "registered-models/create", tolerated=EXISTS, name=model, tags=mark)
         files = {"source": f"{run.artifact_uri}/{_BUNDLE}", "run_id": run.run_id}
-        targets = sorted(variant.target for part in version.parts for variant in part.variants)
-        tags = {
-            _TAG_VERSION: version.digest,
-            "ortprep.label": version.label,
-            "ortprep.targets": _join_texts(targets),
-        }
+        tags = {_TAG_VERSION: version.digest, "ortprep.label": version.label}
         self._server.call("POST", "model-versions/create", name=model, tags=[*as_pairs(tags), tag], **files)
         # Another publisher may have registered the same at the same moment: the first of them stays.
         for number in [number for one, number in self._number_versions(model) if one == version.digest][1:]:
@@ -315,14 +309,13 @@ class MlflowBackend(Backend):
         with self._making:
             run = self._known.get((part.model, part.digest)) or self._find_run(part.model, part.digest)
             if run is None:
-                tags = _describe_part(part)
                 self._server.call(
                     "POST",
                     "runs/create",
                     experiment_id=self._make_experiment(part.model),
-                    run_name=f"{tags['ortprep.targets']} {part.digest.removeprefix(PREFIX)[:12]}",
+                    run_name=part.digest.removeprefix(PREFIX)[:12],
                     start_time=_now_ms(),
-                    tags=as_pairs(tags),
+                    tags=as_pairs({_TAG_PART: part.digest, _TAG_KIND: "part"}),
                 )
                 run = self._find_run(part.model, part.digest)
             if run is None:
@@ -354,19 +347,3 @@ def _now_ms() -> int:
 def _paths_of(part: Part, entry: FileEntry) -> list[str]:
     """Returns where a file goes among a run's artifacts: MLflow keeps it once for each of its names."""
     return sorted({f"{_BUNDLE}/{one.path}" for one in part.files if one.sha256 == entry.sha256})
-
-
-def _describe_part(part: Part) -> dict[str, str]:
-    """Returns the tags of a part's run, by which it is found and which MLflow's users see."""
-    return {
-        _TAG_PART: part.digest,
-        _TAG_KIND: "part",
-        "ortprep.source": part.source,
-        "ortprep.spec": part.spec,
-        "ortprep.targets": _join_texts(variant.target for variant in part.summary.variants),
-    }
-
-
-def _join_texts(texts: Iterable[str]) -> str:
-    """Returns different texts as one tag, cut to what MLflow takes."""
-    return ", ".join(dict.fromkeys(filter(None, texts)))[:_MAX_TAG_CHARACTERS]
