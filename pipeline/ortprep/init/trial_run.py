@@ -28,7 +28,7 @@ from ortprep.runtime.tensors.arrays import run_session, write_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.spec.fields import MAX_DIMENSION
 from ortprep.spec.models import VerifySpec
-from ortprep.stages.core.fallback import plain_refusal
+from ortprep.stages.core.results import plain_refusal
 from ortprep.stages.core.spec_fit import unsupported_tensors
 from ortprep.stages.fetch.zip_map import drop_zip_maps
 

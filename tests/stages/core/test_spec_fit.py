@@ -14,7 +14,7 @@ from ortprep.errors import SourceError, SpecError, propose
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
-from ortprep.stages.core.fallback import plain_refusal
+from ortprep.stages.core.results import plain_refusal
 from ortprep.stages.core.sample_files import (
     check_sample_files,
     find_sample_files,

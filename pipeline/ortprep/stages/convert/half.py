@@ -26,9 +26,11 @@ from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLO
 
 from ortprep.errors import require_known
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import move_weights, read_graph, read_pieces, write_tensor
 from ortprep.stages.core.graph_walk import (
+    FLOAT,
+    Schemas,
+    infer_value_types,
     name_nodes,
     subgraphs,
     walk_graphs,

@@ -39,7 +39,6 @@ from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.stages.convert.node_errors import measure_errors
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.convert.value_types import FLOAT, Schemas, infer_value_types
 from ortprep.stages.convert.weights import (
     CONTRIB,
     EXTERNAL_BYTES,
@@ -50,7 +49,14 @@ from ortprep.stages.convert.weights import (
     read_attribute,
     read_checked_graph,
 )
-from ortprep.stages.core.graph_walk import name_nodes, walk_graphs, walk_nodes
+from ortprep.stages.core.graph_walk import (
+    FLOAT,
+    Schemas,
+    infer_value_types,
+    name_nodes,
+    walk_graphs,
+    walk_nodes,
+)
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 """What is quantised dynamically by default: where int8 arithmetic is faster than float32.

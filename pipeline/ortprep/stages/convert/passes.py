@@ -13,7 +13,7 @@ from ortprep.runtime.machine.memory import available_bytes
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.fallback import REFUSALS, plain_refusal
+from ortprep.stages.core.results import REFUSALS, plain_refusal
 
 _BUGS = (
     ArithmeticError,

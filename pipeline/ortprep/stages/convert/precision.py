@@ -33,8 +33,7 @@ from ortprep.stages.convert.search import Kept, search
 from ortprep.stages.core.accuracy import convert_section, judge_accuracy
 from ortprep.stages.core.application_judge import ApplicationJudge
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.fallback import REFUSALS, TAKEN
-from ortprep.stages.core.results import Graph, read_fetched
+from ortprep.stages.core.results import REFUSALS, TAKEN, Graph, read_fetched
 from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import LEVELS, loading_options, loading_providers
 from ortprep.stages.verify.reference import (

@@ -24,9 +24,17 @@ from ortprep.stages.convert.precision import PrecisionAttempts, plan_steps, why_
 from ortprep.stages.core.accuracy import convert_section, gate_key
 from ortprep.stages.core.application_judge import judge_key
 from ortprep.stages.core.contract import LEFT_OUT, Context, Plan, TaskId, VariantPlan, target_of
-from ortprep.stages.core.fallback import TAKEN, describe_failures
 from ortprep.stages.core.provenance import installed_versions, runtime_versions
-from ortprep.stages.core.results import FETCH, FetchResult, Graph, read_fetched, read_graph, source_task
+from ortprep.stages.core.results import (
+    FETCH,
+    TAKEN,
+    FetchResult,
+    Graph,
+    describe_failures,
+    read_fetched,
+    read_graph,
+    source_task,
+)
 from ortprep.stages.core.sample_files import (
     inputs_key,
     samples_key,

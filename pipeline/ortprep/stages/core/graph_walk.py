@@ -1,15 +1,17 @@
-"""Walking every graph, node and tensor of an ONNX model, subgraphs and functions included.
+"""Every graph, node and tensor of an ONNX model, subgraphs and functions included; types of its values.
 
 For child processes: what it walks are `onnx` messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -263,3 +265,74 @@ def _follow_indices(
         for inner in subgraphs(node):
             # What a branch names, no other sees. A copy for each would take the square of the model's size.
             _follow_indices(inner, origins.new_child(), tables.new_child(), bounds)
+
+
+FLOAT = "tensor(float)"
+
+Formals = list[tuple[int, str, Any]]
+"""Index, value and formal parameter of every input or output that a node has.
+
+A formal parameter has `typeStr` (a type, or the name of a type variable), `types` (those allowed), and
+`isHomogeneous`.
+"""
+
+
+class Schemas:
+    """ONNX Runtime's schemas of a model's operators, its own too, at the versions that the model imports."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Takes the opsets of a model."""
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+        imported = {_domain(opset.domain): opset.version for opset in model.opset_import}
+        self._schemas: dict[tuple[str, str], Any] = {}
+        for schema in sorted(get_all_operator_schema(), key=lambda schema: schema.since_version):
+            if schema.since_version <= imported.get(schema.domain, 1):
+                self._schemas[schema.domain, schema.name] = schema
+
+    def formals(self, node: onnx.NodeProto) -> tuple[Formals, Formals]:
+        """Returns those of a node's inputs and outputs; none for an operator that ONNX Runtime lacks."""
+        schema = self._schemas.get((_domain(node.domain), node.op_type))
+        if schema is None:
+            return [], []
+        return _pair(node.input, schema.inputs), _pair(node.output, schema.outputs)
+
+
+def _pair(values: Sequence[str], formals: list[Any]) -> Formals:
+    # The last formal may stand for any number of values.
+    return [(i, name, formals[min(i, len(formals) - 1)]) for i, name in enumerate(values) if name]
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def infer_value_types(model: onnx.ModelProto, schemas: Schemas) -> dict[str, str]:
+    """Infers the types of the main graph's values, as ONNX Runtime spells them: `tensor(float)`.
+
+    It is "" for one that is no tensor, or cannot be inferred. `onnx.shape_inference` alone would stop at the
+    first of ONNX Runtime's own operators.
+    """
+    known = model
+    with contextlib.suppress(onnx.shape_inference.InferenceError):  # declared types have to do then
+        known = onnx.shape_inference.infer_shapes(model)
+    values = (*known.graph.input, *known.graph.value_info, *known.graph.output)
+    declared = {value.name: _spell(value.type.tensor_type.elem_type) for value in values}
+    types = {value.name: declared[value.name] for value in model.graph.input}
+    for tensor in (*model.graph.initializer, *(each.values for each in model.graph.sparse_initializer)):
+        types[tensor.name] = _spell(tensor.data_type)
+    for node in model.graph.node:
+        inputs, outputs = schemas.formals(node)
+        bound = {formal.typeStr: types.get(name, "") for _, name, formal in inputs if formal.isHomogeneous}
+        types.update((name, declared.get(name, "")) for name in node.output if name)
+        for _, name, formal in outputs:
+            # Else the type of a body or an attribute, which onnx infers.
+            if len(formal.types) == 1:
+                types[name] = str(next(iter(formal.types)))
+            elif formal.isHomogeneous and formal.typeStr in bound:
+                types[name] = bound[formal.typeStr] or types[name]
+    return types
+
+
+def _spell(code: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(code).lower()})" if code else ""

@@ -1,7 +1,10 @@
-"""Results of the stages, which later stages read; kept as JSON in receipts."""
+"""Results of the stages, which later stages read; kept as JSON in receipts. Outcomes of their steps."""
 
 from __future__ import annotations
 
+import re
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from ortprep.bundle.manifest import (
 )
 from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
+from ortprep.errors import ChildError, LoadError, StageError
 from ortprep.spec.urls import parse_hub_url
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 
@@ -169,3 +173,33 @@ def read_optimized(context: Context, variant: str | None) -> tuple[PreparedResul
     """Returns what `optimize` made of a variant, before any search, and the folder it is in."""
     upstream = context.upstream[TaskId("optimize", variant)]
     return decode(PreparedResult, upstream.result), upstream.folder.resolve()
+
+
+TAKEN = "taken"
+"""Outcome of the step that holds."""
+
+_MAX_MESSAGE = 4000
+"""Characters of a message that are looked at: it has names of the model, which may be megabytes."""
+
+_PLACE = re.compile(r"(?<!\S)\S*onnxruntime\S*\.(?:cc|h):\d+ .*?(?:\)(?: const)? (?=[A-Z])| was false\. )")
+
+REFUSALS = (LoadError, ChildError, StageError)
+"""Errors that mean that a step does not hold."""
+
+
+def describe_failures(attempts: Iterable[tuple[str, str]]) -> str:
+    """Returns steps and their outcomes as indented lines of an error; equal outcomes share a line."""
+    steps: dict[str, list[str]] = {}
+    for step, outcome in attempts:
+        steps.setdefault(outcome.strip(), []).append(step)
+    lines = (f"{', '.join(names)}: {outcome}" for outcome, names in steps.items())
+    return textwrap.indent("\n".join(lines), "  ")
+
+
+def plain_refusal(message: str) -> str:
+    """Returns ONNX Runtime's message in one line, without places in its sources."""
+    plain = _PLACE.sub("", message[:_MAX_MESSAGE])
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("ONNX Runtime cannot load"):
+        del lines[0]
+    return " ".join(lines)[:600]

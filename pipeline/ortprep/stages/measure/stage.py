@@ -18,25 +18,19 @@ from ortprep.children.probe import ProbeRequest, ProbeResult, join_results, meas
 from ortprep.errors import StageError
 from ortprep.measuring.comparison import InterleavedRuns, run_interleaved
 from ortprep.measuring.device_lock import measuring
-from ortprep.measuring.shipped import DEFAULT, FORKED, PORTABLE, PREPARED
+from ortprep.measuring.shipped import DEFAULT, FIRST, FORKED, PARENT, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
+from ortprep.stages.core.contract import Context, Plan, TaskId, VariantPlan, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import (
     FETCH,
     MeasureResult,
     prepared_task,
+    read_prepared,
     read_source,
     session_of,
     source_task,
-)
-from ortprep.stages.measure.candidates import (
-    Candidate,
-    build_candidates,
-    compared_variants,
-    device_of,
-    is_shipped_as_asked,
 )
 from ortprep.stages.measure.decision import (
     STEADY_ALLOWANCE,
@@ -46,7 +40,7 @@ from ortprep.stages.measure.decision import (
     decide_fallback,
     with_common_start,
 )
-from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.optimize.session_plans import Candidate, default_candidate, device_of, runtime_key
 from ortprep.stages.verify.reference import fitting, read_shared_reference, reference_variant
 from ortprep.tuning.objective import Objective
 
@@ -66,7 +60,7 @@ class MeasureStage:
     def requires(self, plan: Plan, variant: str | None) -> tuple[TaskId, ...]:
         """Returns the source, every variant that is compared once it is verified, and the sample."""
         assert variant is not None
-        compared = tuple(compared_variants(plan, variant).values())
+        compared = tuple(_compared_variants(plan, variant).values())
         verified = dict.fromkeys((*compared, reference_variant(plan)))
         return (
             *dict.fromkeys((FETCH, source_task(plan, variant))),
@@ -93,7 +87,7 @@ class MeasureStage:
         Raises:
             StageError: The prepared plan itself did not answer in every round.
         """
-        candidates = build_candidates(context)
+        candidates = _build_candidates(context)
         device = device_of(candidates[PREPARED][1])
         with (
             measuring(
@@ -199,7 +193,7 @@ class _Comparison:
         return replace(outcome, rounds=compared), self._decide(compared)
 
     def _decide(self, samples: PlanRounds) -> Decision:
-        if is_shipped_as_asked(self._context.variant_plan):
+        if _is_shipped_as_asked(self._context.variant_plan):
             # It was asked for, and which of several a job is given is decided by what they cost.
             return decide_converted(samples, objective=self._objective)
         # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
@@ -244,3 +238,31 @@ class _Comparison:
         finally:
             self._done += 1
             self._context.progress(self._done / max(self._planned, self._done))
+
+
+def _is_shipped_as_asked(variant: VariantPlan) -> bool:
+    """Returns whether a variant is shipped, faster or not: the spec asks for its precision or its sizes."""
+    return variant.parent is not None or bool(variant.binding)
+
+
+def _compared_variants(plan: Plan, variant: str) -> Mapping[str, str]:
+    """Returns the prepared variants that are measured together, by the name they have there."""
+    parent = plan.variant_plans[variant].parent
+    return {PREPARED: variant, PORTABLE: PORTABLE} if parent is None else {PREPARED: variant, PARENT: parent}
+
+
+def _build_candidates(context: Context) -> dict[str, Candidate]:
+    """Returns every way to load the variant's model that is measured, by name.
+
+    The names are `default`, `prepared`, `first phase`, `portable` and `unconverted`.
+    """
+    plan = context.variant_plan
+    candidates = {DEFAULT: default_candidate(context, plan)}
+    for name, variant in _compared_variants(context.plan, plan.name).items():
+        prepared, folder = read_prepared(context, variant)
+        candidates[name] = folder, prepared.variant
+    folder, later = candidates[PREPARED]
+    if (first := later.first_phase) is not None:
+        early = later._replace(session_options=first.session_options, providers=first.providers)
+        candidates[FIRST] = folder, early
+    return candidates

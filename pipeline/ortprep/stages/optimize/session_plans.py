@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ortprep.bundle.loader_config import Requirements, Variant, VersionRange
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
+from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.options import format_option
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.spec.models import RuntimeSpec
-from ortprep.stages.core.contract import PORTABLE
+from ortprep.stages.core.contract import PORTABLE, Context, VariantPlan
+from ortprep.stages.core.results import read_fetched
 
 _DISABLE_PREPACKING = "session.disable_prepacking"
 _NO_CPU_FALLBACK = "session.disable_cpu_ep_fallback"
@@ -140,3 +143,30 @@ def with_external_data(model: Path) -> dict[str, str]:
     """Returns the session entries that write large weights into a file beside the written model."""
     # A name, not a path: it is taken as relative to the written model, and stands so in it.
     return {_DATA_FILE: f"{model.name}.data", _DATA_MIN_BYTES: str(MIN_EXTERNAL_BYTES)}
+
+
+Candidate = tuple[Path, Variant]
+"""One way to load the model: the folder with every file that its session reads, and how it is loaded."""
+
+
+def device_of(variant: Variant) -> str:
+    """Returns the device that a variant runs on: `cpu` or `cuda:<index>`."""
+    ordinals = [one.options.get("device_id", "0") for one in variant.providers if one.name == CUDA]
+    return f"cuda:{ordinals[0]}" if ordinals else CPU_DEVICE
+
+
+def default_candidate(context: Context, plan: VariantPlan) -> Candidate:
+    """Returns the source in plain ONNX Runtime, on a variant's provider with the user's options."""
+    fetched, runtime = read_fetched(context), context.spec.runtime
+    providers = loading_providers(runtime, plan.target)
+    variant = Variant(
+        name=plan.name,
+        target=plan.target,
+        model=fetched.description.model,
+        files=(),
+        session_options=loading_options(runtime, level="ORT_ENABLE_ALL"),
+        providers=providers,
+        # Any version that loads the source; `package` says which, if this ships.
+        requirements=Requirements(VersionRange("0"), tuple(provider.name for provider in providers)),
+    )
+    return fetched.folder, variant

@@ -32,9 +32,17 @@ from ortprep.quoting import quoted
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId, target_of
-from ortprep.stages.core.fallback import REFUSALS, TAKEN, describe_failures, plain_refusal
 from ortprep.stages.core.provenance import runtime_versions
-from ortprep.stages.core.results import Graph, PreparedResult, read_source, source_task
+from ortprep.stages.core.results import (
+    REFUSALS,
+    TAKEN,
+    Graph,
+    PreparedResult,
+    describe_failures,
+    plain_refusal,
+    read_source,
+    source_task,
+)
 from ortprep.stages.core.sample_files import find_sample_files, fits_interface, inputs_key, samples_key
 from ortprep.stages.core.samples import draw_sample
 from ortprep.stages.core.spec_fit import require_fit

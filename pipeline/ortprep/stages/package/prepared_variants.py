@@ -23,9 +23,9 @@ from ortprep.stages.core.results import (
     read_prepared,
     source_task,
 )
-from ortprep.stages.measure.candidates import default_candidate
 from ortprep.stages.measure.decision import STEADY_ALLOWANCE
 from ortprep.stages.optimize.requirements import with_options
+from ortprep.stages.optimize.session_plans import default_candidate
 from ortprep.stages.package.shared_weights import SharingRequest, share_weights
 from ortprep.stages.verify.golden_sample import GOLDEN_FILE, OWN_GOLDEN_FILE
 from ortprep.stages.verify.reference import reference_variant

@@ -25,10 +25,11 @@ from ortprep.runtime.machine.memory import available_bytes
 from ortprep.stages.core.accuracy import convert_section
 from ortprep.stages.core.contract import Context
 from ortprep.stages.core.results import PreparedResult, read_optimized, read_source, session_of
-from ortprep.stages.measure.candidates import Candidate, default_candidate
 from ortprep.stages.optimize.graph_writer import SaveResult
 from ortprep.stages.optimize.session_plans import (
     SOURCE,
+    Candidate,
+    default_candidate,
     loading_options,
     loading_providers,
     with_external_data,

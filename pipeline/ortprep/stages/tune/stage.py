@@ -24,9 +24,8 @@ from ortprep.stages.core.accuracy import gate_key
 from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import FETCH, PreparedResult, session_of, source_task
-from ortprep.stages.measure.candidates import device_of
 from ortprep.stages.optimize.requirements import needs_of_both
-from ortprep.stages.optimize.session_plans import runtime_key
+from ortprep.stages.optimize.session_plans import device_of, runtime_key
 from ortprep.stages.tune.search_context import SearchContext, open_search
 from ortprep.stages.verify.comparison import run_samples
 from ortprep.stages.verify.reference import reference_variant, require_gate
