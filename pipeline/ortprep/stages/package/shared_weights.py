@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import onnx
 
+from ortprep.stages.convert.weights import read_pieces
 from ortprep.stages.core.graph_walk import walk_tensors
 
 
@@ -43,10 +44,11 @@ def share_weights(request: SharingRequest) -> Path | None:
     needed = [tensor for tensor in walk_tensors(model) if tensor.data_location == tensor.EXTERNAL]
     for other in request.others if needed else ():
         candidates = walk_tensors(onnx.load(other, load_external_data=False))
-        offered = [tensor for tensor in candidates if tensor.data_location == tensor.EXTERNAL]
+        offered = [tensor for tensor in candidates if _reference(tensor).get("length")]
+        _refer(offered, [_reference(tensor) for tensor in offered])  # without packed forms: of another graph
         locations = {_reference(tensor)["location"] for tensor in offered}
         lengths = {_reference(tensor)["length"] for tensor in offered}
-        if len(locations) != 1 or any(_reference(tensor)["length"] not in lengths for tensor in needed):
+        if len(locations) != 1 or any(_reference(tensor).get("length") not in lengths for tensor in needed):
             continue
         places = dict(zip(_digests(offered, other.parent), offered, strict=True))
         found = [places.get(digest) for digest in _digests(needed, request.model.parent)]
@@ -60,22 +62,22 @@ def share_weights(request: SharingRequest) -> Path | None:
 
 def _reference(tensor: onnx.TensorProto) -> dict[str, str]:
     """Returns where a tensor's values are: `location`, `offset`, `length` and, maybe, packed forms."""
-    return {"offset": "0", "length": "", **{entry.key: entry.value for entry in tensor.external_data}}
+    return {"offset": "0", **{entry.key: entry.value for entry in tensor.external_data}}
 
 
 def _digests(tensors: Iterable[onnx.TensorProto], folder: Path) -> list[bytes]:
     """Returns the digest of each tensor's values, which are in files below a folder."""
     digests = []
     for tensor in tensors:
-        reference = _reference(tensor)
-        with (folder / reference["location"]).open("rb") as file:
-            file.seek(int(reference["offset"]))
-            digests.append(hashlib.sha256(file.read(int(reference["length"] or -1))).digest())
+        hasher = hashlib.sha256()
+        for piece in read_pieces(tensor, folder):
+            hasher.update(piece)
+        digests.append(hasher.digest())
     return digests
 
 
 def _refer(tensors: Sequence[onnx.TensorProto], references: Sequence[dict[str, str]]) -> None:
-    """Has tensors refer to other places; packed forms there are for another graph."""
+    """Has tensors refer to these places, and to nothing else."""
     for tensor, reference in zip(tensors, references, strict=True):
         del tensor.external_data[:]
         for key in ("location", "offset", "length"):
