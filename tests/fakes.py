@@ -1,8 +1,10 @@
-"""A web server that can misbehave and counts what it sends, and the clock of the file system."""
+"""A web server that can misbehave and counts what it sends, states of processes, and the clock of files."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 Answer = Callable[["Handler", "FileServer", bytes], None]
 """Answers one request for a file of that content."""
@@ -156,6 +159,29 @@ def wait_for(condition, *, what, timeout_s=300):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.005)
     return value
+
+
+def stat_of(pid):
+    """Returns what the kernel says of a process, from its state on; of one that is gone, as of a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["Z", *["0"] * 50]
+
+
+def is_alive(pid):
+    """Says whether a process runs; a zombie does not."""
+    return stat_of(pid)[0] not in "ZX"
+
+
+def freeze(pid):
+    """Stops a process; its threads stop one by one, on a busy machine late, and the last could answer."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    wait_for(
+        lambda: all(stat_of(f"{pid}/task/{one.name}")[0] == "T" for one in threads.iterdir()),
+        what="all threads stand still",
+    )
 
 
 def wait_for_a_tick(path):

@@ -20,21 +20,12 @@ from ortprep.errors import (
     IntegrityError,
 )
 from tests.children import fakes
-from tests.fakes import wait_for
+from tests.fakes import is_alive, wait_for
 
 pytestmark = pytest.mark.runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
-
-
-def is_alive(pid):
-    """Whether the process runs; a zombie does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def assert_gone(pid):

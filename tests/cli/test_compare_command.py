@@ -83,8 +83,7 @@ def test_versions_of_a_registry_are_compared_without_their_weights(project, regi
             path.unlink()
     pairs = (
         ("net@old", "net@new"),
-        ("registry://net@production", "new"),
-        ("net@production", "artifacts/new/manifest.json"),
+        ("registry://net@production", "artifacts/new/manifest.json"),
         (f"file://{registry}/net@old", "registry://net"),
     )
     for pair in pairs:

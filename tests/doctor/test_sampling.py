@@ -11,10 +11,8 @@ from ortprep.init.trial_run import write_sample
 from ortprep.runtime.tensors.arrays import read_tensors
 from tests.builders import (
     bfloat16_net,
-    embedding,
     half_net,
     if_net,
-    int8_net,
     optional_input,
     sequence_input,
     string_input,
@@ -40,9 +38,7 @@ def test_a_text_that_is_no_shape_is_refused(text):
         parse_shapes([text])
 
 
-@pytest.mark.parametrize(
-    "build", [two_inputs, if_net, bfloat16_net, int8_net, half_net, embedding, string_input, zero_inputs]
-)
+@pytest.mark.parametrize("build", [two_inputs, if_net, bfloat16_net, half_net, string_input, zero_inputs])
 def test_every_kind_of_input_is_made_up_as_the_model_takes_it(tmp_path, build):
     model = write_model(build(), tmp_path / "m.onnx")
     write_sample(model, tmp_path / "sample.npz", {})

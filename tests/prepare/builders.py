@@ -25,7 +25,7 @@ from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.verification import compare_bundle
 from ortprep.measuring.device_lock import lock_file
 from tests.builders import build_model, tensor, value, write_model
-from tests.fakes import wait_for
+from tests.fakes import is_alive, stat_of, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -269,32 +269,13 @@ def is_intact(bundle):
 
 def children_of(pid):
     """Returns the processes, alive, whose parent is `pid`, and theirs."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if fields[0] != "Z":
-            parents[int(status.parent.name)] = int(fields[1])
+    stats = {int(path.name): stat_of(path.name) for path in Path("/proc").glob("[0-9]*")}
+    parents = {one: int(fields[1]) for one, fields in stats.items() if fields[0] != "Z"}
     found, seen = {pid}, set[int]()
     while found != seen:
         seen = set(found)
         found |= {child for child, parent in parents.items() if parent in seen}
     return found - {pid}
-
-
-def state_of(pid):
-    """Returns the state of a process as the kernel writes it: T if it is stopped; Z, too, if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z"
-
-
-def is_alive(pid):
-    """Says whether a process runs; a zombie does not."""
-    return state_of(pid) != "Z"
 
 
 STAGES = {
@@ -336,7 +317,7 @@ def pause_in(project, stage, *options, with_doit=False):
 
     def is_stopped():
         assert process.poll() is None, f"ended before {stage}: {finish(process).err}"
-        return state_of(process.pid) == "T"
+        return stat_of(process.pid)[0] == "T"
 
     wait_for(is_stopped, what=f"{stage} is under way")
     return process

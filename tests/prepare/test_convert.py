@@ -88,13 +88,6 @@ def test_a_job_gets_the_precision_it_asks_for(converted, config, precision):
     assert error < (0.2 if HAS_VNNI else 0.3) * float(np.abs(expected).max())
 
 
-def test_show_puts_the_variants_side_by_side(converted):
-    outcome = converted.call("show", "net")
-    assert outcome.code == 0, outcome.err
-    for text in ("cpu-int8-batch1", "SNR dB", "left out cpu-bf16", "batch=1"):
-        assert text in outcome.out
-
-
 def test_another_gate_converts_precisions_again_and_nothing_else(converted):
     convert = {**CONVERT, "gate": {"snr_db": 14.0}}
     converted.write_spec(inputs=INPUTS, convert=convert, tune=AS_PREPARED)

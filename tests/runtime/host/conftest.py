@@ -10,7 +10,7 @@ from ortprep.runtime.host.folder import HostFolder
 from ortprep.runtime.host.models import HostConfig
 from ortprep.runtime.host.process import read_status, stop_host
 from ortprep.runtime.host.server import Server
-from tests.fakes import wait_for
+from tests.fakes import freeze, wait_for
 from tests.runtime.builders import write_bundle
 from tests.runtime.pool.conftest import descriptors
 
@@ -39,14 +39,8 @@ def kill_host():
 
 def freeze_host():
     """Stops all threads of the host, and returns its process number."""
-    status = read_status()
-    pid = int(status["pid"])
-    os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    wait_for(
-        lambda: all((task / "stat").read_text().rpartition(") ")[2][0] == "T" for task in tasks.iterdir()),
-        what="all threads stand still",
-    )
+    pid = int(read_status()["pid"])
+    freeze(pid)
     return pid
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ortprep.runtime import SessionPool
 from ortprep.runtime.tensors.element_types import Array
-from tests.fakes import wait_for
+from tests.fakes import stat_of, wait_for
 from tests.runtime.pool.builders import write_doubling
 
 
@@ -48,9 +48,7 @@ def submit(pool: SessionPool, inputs: dict[str, Array], **options: Any) -> Futur
 
 def start_ticks(pid: int) -> int:
     """Returns when a process was started, in clock ticks since boot; 0 if there is none of that number."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0
+    return int(stat_of(pid)[19])
 
 
 def _is_of_a_stranger(pid: int) -> bool:
@@ -67,9 +65,7 @@ def _is_of_a_stranger(pid: int) -> bool:
 
 def parent_of(pid: int) -> int:
     """Returns the process that began another, 0 where that is gone."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    return int(stat_of(pid)[1])
 
 
 def workers() -> set[int]:

@@ -21,7 +21,7 @@ from ortprep.errors import (
     WorkerDiedError,
 )
 from ortprep.runtime import PoolConfig, SessionPool
-from tests.fakes import wait_for
+from tests.fakes import freeze, wait_for
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.conftest import batch, descriptors, submit
 
@@ -134,18 +134,6 @@ def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(
                     pool.run(batch(bad_workers.SLOW), timeout_s=0.1)
         assert is_right(submit(pool, batch()))
         wait_for(lambda: pool.stats().pending == 0, what="no request is left")
-
-
-def freeze(pid):
-    """Stops a process; its threads stop one by one, on a busy machine late, and the last could answer."""
-    os.kill(pid, signal.SIGSTOP)
-    threads = Path(f"/proc/{pid}/task")
-    wait_for(
-        lambda: all(
-            one.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T" for one in threads.iterdir()
-        ),
-        what="the worker is stopped",
-    )
 
 
 def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ortprep.runtime import PoolConfig, SessionPool
-from tests.fakes import wait_for
-from tests.runtime.pool.conftest import batch, start_ticks
+from tests.fakes import is_alive, wait_for
+from tests.runtime.pool.conftest import batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.runtime]
 PATIENCE_S = 60
@@ -176,14 +176,7 @@ def start(tmp_path, bundle, ending, threads=1):
 
 
 def wait_until_gone(pids):
-    wait_for(lambda: not any(start_ticks(pid) for pid in pids if not _is_zombie(pid)), what="workers end")
-
-
-def _is_zombie(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    wait_for(lambda: not any(map(is_alive, pids)), what="workers end")
 
 
 @pytest.mark.parametrize(
