@@ -98,8 +98,8 @@ def _rewrite(path, change, **parts):
 COMMANDS = {
     "show": (0, ("show", "hostile")),
     "show --json": (0, ("show", "hostile", "--json")),
-    "compare": (1, ("compare", "conv", "hostile", "--across-hardware")),
-    "compare --json": (1, ("compare", "conv", "hostile", "--across-hardware", "--json")),
+    "compare": (1, ("compare", "conv", "hostile")),
+    "compare --json": (1, ("compare", "conv", "hostile", "--json")),
     "show --all": (0, ("show", "hostile", "--all")),
     "check": (0, ("check", "artifacts/hostile")),
     "place": (0, ("place", "hostile", "--devices", "cpu")),

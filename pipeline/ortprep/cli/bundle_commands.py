@@ -23,7 +23,7 @@ from ortprep.cli.command import (
     find_bundle,
     names_version,
 )
-from ortprep.cli.console import Block, Prose, Talk, echo
+from ortprep.cli.console import Block, Talk, echo
 from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
     LEGEND,
@@ -37,7 +37,7 @@ from ortprep.cli.tables import (
     describe_interface,
 )
 from ortprep.errors import PipelineError
-from ortprep.measuring.change import FIGURES, Change, Verdict, format_value, parse_limits
+from ortprep.measuring.change import FIGURES, Change, format_value, parse_limits
 from ortprep.measuring.regression import Comparison
 from ortprep.measuring.regression import compare as compare_bundles
 from ortprep.measuring.shipped import describe_cache
@@ -61,7 +61,7 @@ def show(
 
     def blocks() -> Iterator[Block]:
         interface = describe_interface(read_loader_config(folder))
-        yield from map(Prose, (*describe_bundle(manifest), *interface))
+        yield from (*describe_bundle(manifest), *interface)
         yield build_variants_table(manifest)
         accuracy = build_accuracy_table(manifest)
         if accuracy.rows:
@@ -81,7 +81,7 @@ def show(
                 title = f"{where}: every trial, cheapest first at {runs} per load, relative to the default"
                 yield build_trials_table(variant.tuning, title)
             yield build_errors_table(variant.verification, f"{where}: errors, the worst of all inputs")
-        yield from map(Prose, describe_figures(manifest))
+        yield from describe_figures(manifest)
 
     return Output(manifest, blocks())
 
@@ -103,15 +103,6 @@ def check(
             echo(f"{folder}: {f'passed over {checked}' if checked.reasons else answered}")
 
 
-_VERDICTS: dict[Verdict, str] = {
-    "regression": "regression",
-    "improvement": "improvement",
-    "noise": "within the noise",
-    "same": "within the limit",
-    "missing": "missing",
-    "new": "new",
-    "incomparable": "not comparable",
-}
 _WHICH = "a model, a bundle, a manifest.json, or NAME@VERSION in a registry."
 
 
@@ -129,9 +120,6 @@ def compare(
             "may be repeated.",
         ),
     ] = None,
-    across_hardware: Annotated[
-        bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
-    ] = False,
     partial: Annotated[
         bool,
         typer.Option(
@@ -155,9 +143,7 @@ def compare(
     if not before:
         nothing = Talk(printable(f"nothing to compare with: {old} is not published yet", lines=False))
         return Output(Comparison(after[0].name, "ok", ()), [nothing])
-    comparison = compare_bundles(
-        before, after, limits=limits, across_hardware=across_hardware, partial=partial
-    )
+    comparison = compare_bundles(before, after, limits=limits, partial=partial)
     title = f"{old} → {new}"
     return Output(comparison, _blocks(comparison, title=title), _judge(comparison, title=title))
 
@@ -192,7 +178,7 @@ def _build_changes_table(changes: Sequence[Change], *, title: str) -> Table:
             ("old", lambda change: figure(change.old, change)),
             ("new", lambda change: figure(change.new, change)),
             ("ratio", lambda change: change.ratio and number_cell(change.ratio, f"{change.ratio:.2f}×")),
-            ("verdict", lambda change: _VERDICTS[change.verdict]),
+            ("verdict", lambda change: change.verdict),
         ),
     )
 
@@ -210,7 +196,7 @@ def _judge(comparison: Comparison, *, title: str) -> PipelineError | None:
         return PipelineError(f"worse than before: {title}{lines}")
     return PipelineError(
         f"cannot be compared: {title}{lines}",
-        hint="prepare both on the same machine with the same inputs, or ortprep compare … --across-hardware",
+        hint="prepare both on the same kind of machine, with the same inputs",
     )
 
 

@@ -8,10 +8,8 @@ import io
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeAlias
@@ -54,27 +52,12 @@ def write_line(text: str) -> None:
     _write(printable(text, lines=False) + "\n")
 
 
-def write_text(text: str) -> None:
-    """Writes a line of text to stdout, wrapped to the terminal's width, or to 100 characters in a pipe."""
-    line = printable(text, lines=False)
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-    lines = textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    _write("\n".join(lines) + "\n")
-
-
-class Prose(str):
-    """A line of text that is wrapped to the width of the terminal."""
-
-
 class Talk(str):
     """Text for stderr."""
 
 
-Block: TypeAlias = Table | Prose | Talk | str
-"""What is written for people: a table, or a line, which is written as it is unless its class says more."""
+Block: TypeAlias = Table | Talk | str
+"""What is written for people: a table, or a line."""
 
 
 def write_blocks(blocks: Iterable[Block]) -> None:
@@ -82,8 +65,6 @@ def write_blocks(blocks: Iterable[Block]) -> None:
     for block in blocks:
         if isinstance(block, Talk):
             echo(block)
-        elif isinstance(block, Prose):
-            write_text(block)
         elif isinstance(block, str):
             write_line(block)
         else:

@@ -170,9 +170,6 @@ def promote(
         float,
         typer.Option(min=1.0, max=1000, help="How many times its current value a figure may be."),
     ] = 1.10,
-    across_hardware: Annotated[
-        bool, typer.Option("--across-hardware", help="Compare figures from different hardware anyway.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Override the gate.")] = False,
     verify: Verify = None,
     json: AsJson = False,
@@ -182,7 +179,7 @@ def promote(
     from ortprep.registry.promotion import promote as move_alias
     from ortprep.registry.references import parse_reference
 
-    gate = PromotionGate(max_regression, force, across_hardware, verify)
+    gate = PromotionGate(max_regression, force, verify)
     with _open(registry) as catalogue:
         version = parse_reference(reference)
         moved = move_alias(version, alias, catalogue, gate=gate)

@@ -81,7 +81,9 @@ def parse_limits(texts: Sequence[str]) -> RegressionLimits:
     return RegressionLimits(found.pop(_EVERY, DEFAULT_LIMIT), found)
 
 
-Verdict: TypeAlias = Literal["regression", "improvement", "noise", "same", "missing", "new", "incomparable"]
+Verdict: TypeAlias = Literal[
+    "regression", "improvement", "within the noise", "within the limit", "missing", "new", "not comparable"
+]
 """Beyond the limit and the noise, worse or better; beyond the limit, within the noise; within the limit; not
 known any more; not known before; measured on other hardware or with other inputs.
 """
@@ -159,7 +161,7 @@ def compare_figure(
     elif old is None:
         verdict = "new"
     elif not is_comparable:
-        verdict = "incomparable"
+        verdict = "not comparable"
     else:
         verdict = judge(old, new, limit=limit, is_counted=not cache)
     return Change(figure, cache, old, new, ratio, limit, verdict)
@@ -173,12 +175,12 @@ def judge(old: Samples, new: Samples, *, limit: float | None, is_counted: bool =
     no noise.
     """
     if limit is None:
-        return "same"
+        return "within the limit"
     if new.median > old.median * (1 + limit):
-        return "regression" if is_counted or is_apart(old, new) else "noise"
+        return "regression" if is_counted or is_apart(old, new) else "within the noise"
     if old.median > new.median * (1 + limit):
-        return "improvement" if is_counted or is_apart(new, old) else "noise"
-    return "same"
+        return "improvement" if is_counted or is_apart(new, old) else "within the noise"
+    return "within the limit"
 
 
 def _is_beyond(error: Samples | None) -> bool:

@@ -111,7 +111,6 @@ def compare(
     new: Sequence[Manifest],
     *,
     limits: RegressionLimits | None = None,
-    across_hardware: bool = False,
     partial: bool = False,
 ) -> Comparison:
     """Compares two versions of a bundle, variant by variant, as they are shipped.
@@ -123,7 +122,6 @@ def compare(
         old: The manifests of the current version: one per machine that prepared it, the last one first.
         new: The manifests of the version that is to replace it.
         limits: Limits of how much worse each figure may be; 10 % by default.
-        across_hardware: Whether to compare figures from different hardware.
         partial: Whether the new one comes from some of the old one's machines: missing variants are remarks
             then, as long as one is there.
     """
@@ -133,7 +131,7 @@ def compare(
     variants = []
     for was, now in pairs:
         if now is not None:
-            variants.append(_compare_variant(was, now, rules, across_hardware=across_hardware))
+            variants.append(_compare_variant(was, now, rules))
         elif was is not None:
             variants.append(_miss(was, partial=partial))
     outcomes: list[Outcome] = [variant.outcome for variant in variants]
@@ -183,9 +181,7 @@ def _miss(was: _Snapshot, *, partial: bool) -> VariantComparison:
     return VariantComparison(name, None, target, "regression", ("it no longer exists",))
 
 
-def _compare_variant(
-    was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits, *, across_hardware: bool
-) -> VariantComparison:
+def _compare_variant(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) -> VariantComparison:
     """Compares a variant with its counterpart; a new one fails if it answers wrongly."""
     hardware: tuple[Difference, ...] = ()
     old, new, remarks = {}, _read_figures(now, ""), ["it is new"]
@@ -195,8 +191,7 @@ def _compare_variant(
         deciding = _deciding(was.record, now.record)
         old, new = _read_figures(was, deciding), _read_figures(now, deciding)
         for cache in (deciding, "cold"):
-            is_comparable = across_hardware or not hardware
-            alike[cache] = is_comparable and _has_same_shapes(was.record, now.record, cache)
+            alike[cache] = not hardware and _has_same_shapes(was.record, now.record, cache)
         known = was.hardware or now.hardware
         remarks = [] if known else ["neither says on which hardware it was measured"]
         remarks += [] if hardware else _controls(was.record, now.record, limits)
@@ -205,7 +200,7 @@ def _compare_variant(
         pair, is_comparable = (old.get((name, cache)), new.get((name, cache))), alike.get(cache, True)
         changes.append(compare_figure(name, *pair, limits, cache=cache, is_comparable=is_comparable))
     regressions = (*(str(one) for one in changes if one.verdict == "regression"), *_losses(changes))
-    unlike = tuple(_incomparable(changes, () if across_hardware else hardware))
+    unlike = tuple(_incomparable(changes, hardware))
     return VariantComparison(
         old=None if was is None else was.name,
         new=now.name,
@@ -264,7 +259,7 @@ def _losses(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> Iterator[str]:
-    if any(change.verdict == "incomparable" for change in changes):
+    if any(change.verdict == "not comparable" for change in changes):
         what = "; ".join(f"{one.what} {one.old or '?'} → {one.new or '?'}" for one in hardware)
         where = f"on different hardware: {what}" if what else "with inputs of different shapes"
         yield f"not comparable, measured {where}"

@@ -35,14 +35,12 @@ class PromotionGate:
     Attributes:
         max_regression: Factor by which a figure may be worse than that of the version the alias names now.
         force: Whether objections are overruled.
-        across_hardware: Whether figures from different hardware are compared all the same.
         public_key: Key that every part of the version must be signed with, even if forced; None for none.
             Parts without it are not compared with either.
     """
 
     max_regression: float = MAX_REGRESSION
     force: bool = False
-    across_hardware: bool = False
     public_key: Path | None = None
 
 
@@ -151,7 +149,7 @@ def _find_regressions(
     """Returns what `ortprep compare` refuses of one version in the place of another, and nothing else."""
     limits = RegressionLimits(gate.max_regression - 1)
     manifests = [[manifest for _, manifest in pairs] for pairs in (old, new)]
-    comparison = compare(*manifests, limits=limits, across_hardware=gate.across_hardware)
+    comparison = compare(*manifests, limits=limits)
     return tuple(
         f"{variant.old or variant.new}: {failure}"
         for variant in comparison.variants

@@ -19,7 +19,6 @@ from ortprep.tuning.objective import (
     PlanSearchResult,
     Reader,
     Trial,
-    describe_memory,
     is_less,
     ratio,
     ready_ms,
@@ -218,5 +217,4 @@ def _describe(
     words = ", ".join(f"{what} {ratio(baseline, figures, read):.3g}" for what, read in better.items())
     runs = objective.runs_per_load
     loads = f"{runs} {'run' if runs == 1 else 'runs'} per load"
-    memory = describe_memory(figures, baseline)
-    return f"times better than the {known} at {loads} (below 1 is worse): {words}{memory}"
+    return f"times better than the {known} at {loads} (below 1 is worse): {words}"

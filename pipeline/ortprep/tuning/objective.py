@@ -13,10 +13,6 @@ from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.spec.models import TuneSpec
 from ortprep.tuning.space import PlanChoice
 
-MORE_MEMORY = 1.02
-"""Private memory is the same figure within this factor."""
-
-
 Reader = Callable[[ProbeResult], float]
 """Reads one figure of a process."""
 
@@ -141,11 +137,3 @@ def _values(
 ) -> tuple[list[float], list[float]]:
     rounds = min(len(figures), len(others))
     return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
-
-
-def describe_memory(figures: Sequence[ProbeResult], baselines: Sequence[ProbeResult]) -> str:
-    """Returns a phrase for a plan that takes more private memory than default ONNX Runtime, else ""."""
-    own_mb, other_mb = map(_median_private_mb, (figures, baselines))
-    if own_mb <= MORE_MEMORY * other_mb:
-        return ""
-    return f"; takes more private memory: {own_mb:.0f} MB against {other_mb:.0f} (limit: tune.max_private_mb)"

@@ -14,7 +14,6 @@ from ortprep.tables import format_ratio
 from ortprep.tuning.objective import (
     Objective,
     Reader,
-    describe_memory,
     is_less,
     ratio,
     ready_ms,
@@ -138,7 +137,7 @@ def _reason(shipped: str, samples: PlanRounds, refused: Sequence[str], objective
     with_first = "" if first is chosen else f" by its first phase, ready {_spread(first, ready_ms)} ms"
     sentence = (
         f"first result {format_ratio(sooner)} sooner than default ONNX Runtime{with_first}, "
-        f"later runs {faster:.2f}× as fast{describe_memory(chosen, default)}"
+        f"later runs {faster:.2f}× as fast"
     )
     return f"{sentence}; {'; '.join(refused)}" if refused else sentence
 
