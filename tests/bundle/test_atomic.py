@@ -48,7 +48,7 @@ def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(tmp_path
         writer.send_signal(signal.SIGKILL)
         writer.wait()
     assert len(contents(destination)) == 1
-    remove_stale_temporaries(tmp_path, "bundle")
+    remove_stale_temporaries(destination)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
@@ -101,12 +101,28 @@ def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path):
-    with new_folder(tmp_path / "resnet-50") as folder:
+@pytest.mark.parametrize("name", ["resnet-50", "resnet~2"])
+def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path, name):
+    with new_folder(tmp_path / name) as folder:
         (folder / "a").write_text("in progress")
-        remove_stale_temporaries(tmp_path, "resnet")
+        remove_stale_temporaries(tmp_path / "resnet")
         assert (folder / "a").exists()
-    assert (tmp_path / "resnet-50" / "a").exists()
+    assert (tmp_path / name / "a").exists()
+
+
+@pytest.mark.attack
+def test_a_folder_that_another_process_takes_for_a_leftover_replaces_nothing(tmp_path):
+    """Where a lock does not reach another machine, its writer fails rather than to put less in place."""
+    destination = tmp_path / "bundle"
+    with new_folder(destination) as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(FileNotFoundError), new_folder(destination) as folder:  # noqa: PT012
+        (folder / "a").write_text("new")
+        remove_stale_temporaries(destination, older_s=3600)
+        assert (folder / "a").exists()
+        remove_stale_temporaries(destination)
+    assert (destination / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_an_error_while_writing_a_file_leaves_the_old_one_and_no_trace(tmp_path):

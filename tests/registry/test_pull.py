@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ortprep.bundle.digest import DigestCache, digest_bytes
-from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
@@ -249,14 +249,60 @@ def test_a_cached_bundle_that_is_signed_later_counts_as_signed(catalogue, tmp_pa
 
 @pytest.mark.attack
 def test_a_lock_that_another_process_never_gives_back_ends_with_the_pull(catalogue, tmp_path, monkeypatch):
-    """It waits in its own time, and says for what."""
+    """It waits in its own time, and says for what; a bundle that is there needs no lock."""
     publish(write_bundle(tmp_path / "bundle"), catalogue)
     monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
-    with ExitStack() as stack:
-        for stripe in range(256):
-            path = Path(require_cache_folder("pull-locks"), f"{stripe:02x}")
-            fcntl.flock(stack.enter_context(path.open("ab")), fcntl.LOCK_EX)
+    lock = tmp_path / ".tmp-out~lock"
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(RegistryError, match="pull took too long: net"):
-            pull_cached(LATEST, catalogue, hardware=BARE)
-    monkeypatch.delenv(TIMEOUT_VARIABLE)
-    check_bundle(pull_cached(LATEST, catalogue, hardware=BARE).path)
+            pull(LATEST, catalogue, tmp_path / "out", hardware=BARE)
+    pull(LATEST, catalogue, tmp_path / "out", hardware=BARE)
+    assert not lock.exists()
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert pull(LATEST, catalogue, tmp_path / "out", hardware=BARE).fetched_bytes == 0
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "no locks available")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("locks", [True, False])
+def test_two_containers_that_pull_to_one_folder_at_once_both_get_it(catalogue, tmp_path, monkeypatch, locks):
+    """Each has a cache of its own; where the folder has locks, the second one waits and fetches nothing."""
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    out = tmp_path / "shared" / "net"
+    stale = [out.with_name(f".tmp-net~{digit * 16}") for digit in "0f"]
+    for folder in stale:
+        folder.mkdir(parents=True)
+    os.utime(stale[0], (1, 1))
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    other = Catalogue(catalogue.backend)
+    with ThreadPoolExecutor() as threads:
+        pulls = []
+
+        def meet(name, *_):
+            if name == "open_file" and not pulls:
+                monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "other cache"))
+                pulls.append(threads.submit(pull, LATEST, other, out, hardware=BARE))
+                wait(pulls, timeout=0.2 if locks else None)
+
+        first = pull(LATEST, Catalogue(Watched(catalogue.backend, meet)), out, hardware=BARE)
+    assert (pulls[0].result().fetched_bytes == 0) == locks
+    assert first.fetched_bytes
+    check_bundle(out)
+    left = [] if locks else [stale[1], out.with_name(".tmp-net~lock")]
+    assert sorted(out.parent.iterdir()) == [*left, out]
+
+
+@pytest.mark.attack
+def test_a_lock_that_another_user_made_is_not_waited_for(catalogue, tmp_path, monkeypatch):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with (tmp_path / ".tmp-out~lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        pull(LATEST, catalogue, tmp_path / "out", hardware=BARE)
+    assert (tmp_path / ".tmp-out~lock").exists()

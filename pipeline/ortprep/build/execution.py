@@ -153,7 +153,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = l
             return False
         key = _full_key(task)
         for place in (task.folder, task.receipt):
-            remove_stale_temporaries(place.parent, place.name)
+            remove_stale_temporaries(place)
         with new_folder(task.folder) as folder:
             with nullcontext() if task.id.stage in MEASURING else working(on_wait=on_wait):
                 context = open_context(task, folder, say)

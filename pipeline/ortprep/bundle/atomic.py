@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,9 +19,9 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def _unused_name(folder: Path, prefix: str) -> Path:
+def _unused_name(path: Path) -> Path:
     """Returns a name nothing has; what is made under it has the permissions the user's umask asks for."""
-    return folder / f"{TEMP_PREFIX}{prefix}{os.urandom(8).hex()}"
+    return path.with_name(f"{TEMP_PREFIX}{path.name}~{os.urandom(8).hex()}")
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         OSError: The folder is read-only or full; the old file is then untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _unused_name(path.parent, f"{path.name}~")
+    temporary = _unused_name(path)
     try:
         with temporary.open("xb") as file:
             yield file
@@ -90,7 +91,7 @@ def new_folder(destination: Path, *, durable: bool = True) -> Iterator[Path]:
         OSError: The file system is read-only or full; `destination` is then untouched.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _unused_name(destination.parent, f"{destination.name}~")
+    temporary = _unused_name(destination)
     temporary.mkdir()
     try:
         yield temporary
@@ -134,7 +135,7 @@ def _exchange(left: Path, right: Path) -> None:
     logging.getLogger(__name__).warning(
         "%s: this file system cannot exchange folders; the old one is absent for an instant", right
     )
-    aside = left.with_name(left.name + "-old")
+    aside = _unused_name(right)
     right.rename(aside)
     try:
         left.rename(right)
@@ -144,12 +145,20 @@ def _exchange(left: Path, right: Path) -> None:
     _remove_tree(aside)
 
 
-def remove_stale_temporaries(folder: Path, name: str) -> None:
-    """Removes what killed writers of `folder / name` left behind; call it under that name's lock."""
+def remove_stale_temporaries(path: Path, *, older_s: float = 0.0) -> None:
+    """Removes what killed writers of `path` left behind; call it under that path's lock.
+
+    Without a lock, `older_s` has to be longer than any writer takes. Should one be at work all the same, it
+    fails when it puts its folder in place: a folder has another name before the first file of it is removed.
+    """
     import glob  # a load imports this module
 
-    for leftover in folder.glob(f"{TEMP_PREFIX}{glob.escape(name)}~*"):
-        if leftover.is_dir():
-            _remove_tree(leftover)
-        else:
-            leftover.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f"{TEMP_PREFIX}{glob.escape(path.name)}~{'[0-9a-f]' * 16}"):
+        with suppress(FileNotFoundError):  # another process removes it, or has put it in place
+            if older_s and time.time() - leftover.lstat().st_mtime < older_s:
+                continue
+            moved = leftover.rename(_unused_name(path))
+            if moved.is_dir():
+                _remove_tree(moved)
+            else:
+                moved.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -11,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ortprep.bundle.atomic import new_folder, remove_stale_temporaries
-from ortprep.bundle.digest import PREFIX, DigestCache, digest_file, digest_json, is_digest
+from ortprep.bundle.atomic import TEMP_PREFIX, new_folder, remove_stale_temporaries
+from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
 from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.bundle.loader_config import FileEntry
@@ -51,6 +52,8 @@ MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE = "ORTPREP_MAX_PULL_BYTES", "ORTPREP_PULL_T
 DEFAULT_MAX_BYTES = 2**40
 DEFAULT_TIMEOUT_S = 6 * 3600
 _LOCK_POLL_INTERVAL_S = 0.05
+_LEFTOVER_S = 24 * 3600.0
+"""Age from which unfinished work is abandoned, where no lock says so: longer than a pull takes."""
 
 
 @dataclass(frozen=True)
@@ -209,18 +212,25 @@ def _pull_part(
     observer: Observer,
 ) -> PullResult:
     """Puts a part into its place, unless it is there already, by digests that may be a cache's."""
-    fetched_bytes = 0
     receipt = PullReceipt(
         redact_url(catalogue.backend.url), str(request.reference), version.digest, part.digest
     )
+
+    def is_there() -> bool:
+        return _is_there(out, version.digest, part, request.public_key, digest)
+
+    if is_there():  # a job that has its bundle waits for nobody
+        return _describe(out, version.digest, part)
     try:
-        with _locked(out):
-            if not _is_there(out, version.digest, part, request.public_key, digest):
-                kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
-                missing = {*_first_of_each(part).values()} - {*kept}
-                fetched_bytes = sum(entry.size_bytes for entry in missing)
-                progress = Progress("download", fetched_bytes, observer)
-                _put_together(receipt, part, catalogue, out, kept, progress, request.public_key)
+        with _locked(out.absolute()) as is_alone:
+            if is_there():
+                return _describe(out, version.digest, part)
+            remove_stale_temporaries(out.absolute(), older_s=0.0 if is_alone else _LEFTOVER_S)
+            kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
+            missing = {*_first_of_each(part).values()} - {*kept}
+            fetched_bytes = sum(entry.size_bytes for entry in missing)
+            progress = Progress("download", fetched_bytes, observer)
+            _put_together(receipt, part, catalogue, out, kept, progress, request.public_key)
     except OSError as error:
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         raise RegistryError(
@@ -235,24 +245,42 @@ def _describe(path: Path, version: str, part: Part, fetched_bytes: int = 0) -> P
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Holds a lock against other pulls to a place on this machine; waits as long as the pull may take.
+def _locked(out: Path) -> Iterator[bool]:
+    """Holds a lock against other pulls to a place, for which it waits as long as the pull may take.
 
-    Its file is one of a bounded number, and never removed.
+    Its file is beside the place: containers that share nothing but that folder meet there. Yields False
+    where there are no locks, or where another user made the file, who could keep it locked for ever.
     """
-    stripe = digest_json(os.path.realpath(out)).removeprefix(PREFIX)[:2]
-    place = f"{require_cache_folder('pull-locks')}/{stripe}"
-    handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+    place, handle = out.with_name(f"{TEMP_PREFIX}{out.name}~lock"), None
+    with suppress(OSError):  # if nothing can be written here, the next step says so
+        out.parent.mkdir(parents=True, exist_ok=True)
+        while (handle := _try_lock(place)) is None:
             check_time()
             time.sleep(_LOCK_POLL_INTERVAL_S)
-        yield
+    try:
+        yield handle is not None
     finally:
+        if handle is not None:
+            place.unlink(missing_ok=True)
+            os.close(handle)
+
+
+def _try_lock(place: Path) -> int | None:
+    """Returns a handle that holds the lock, None while another process has it; raises OSError for no lock."""
+    handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "another user's lock", str(place))
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), place.lstat()):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass  # others have it, or have just removed it
+    except BaseException:
         os.close(handle)
+        raise
+    os.close(handle)
+    return None
 
 
 def _is_there(out: Path, version: str, part: Part, public_key: Path | None, digest: Digester) -> bool:
@@ -284,7 +312,6 @@ def _put_together(
     public_key: Path | None,
 ) -> None:
     """Fetches what is missing, and puts the bundle together."""
-    remove_stale_temporaries(out.absolute().parent, out.name)
     # After a power cut `load` notices by its digests what did not reach the disk; it can be pulled again.
     with new_folder(out.absolute(), durable=False) as folder:
         catalogue.fetch_records(part, folder)  # before gigabytes of weights: they say what the document says
