@@ -161,8 +161,8 @@ class ConvertSpec(SpecSection):
 
     fusion: FusionSpec | None = None
     """Fuse transformer subgraphs."""
-    shapes: Binding | tuple[Binding, ...] = Field(default_factory=dict)
-    """Sizes of symbolic dimensions: a mapping binds every variant, a list adds one per entry."""
+    shapes: tuple[Annotated[Binding, Field(min_length=1)], ...] = ()
+    """Sizes of symbolic dimensions; each entry adds a variant for batches of these sizes."""
     precision: Literal["auto"] | Precision | Precisions | Mapping[Target, Precision | Precisions] = ()
     """Precisions to prepare as variants beside fp32, for all targets or by target; auto: static int8 on CPUs
     with instructions for it, fp16 on GPUs, and only what is 1.1 times as fast as fp32."""
@@ -189,21 +189,9 @@ class ConvertSpec(SpecSection):
     @field_validator("shapes")
     @classmethod
     def _different(cls, value: Any) -> Any:
-        if isinstance(value, tuple) and (
-            not all(value) or any(binding in value[:index] for index, binding in enumerate(value))
-        ):
-            raise ValueError("expected different mappings that are not empty")
+        if any(binding in value[:index] for index, binding in enumerate(value)):
+            raise ValueError("expected different mappings")
         return value
-
-    @property
-    def binding(self) -> Mapping[str, int]:
-        """Sizes that every variant for a target is bound to; empty for none."""
-        return self.shapes if isinstance(self.shapes, Mapping) else {}
-
-    @property
-    def buckets(self) -> tuple[Mapping[str, int], ...]:
-        """Sizes that each make a variant of their own."""
-        return () if isinstance(self.shapes, Mapping) else self.shapes
 
     @property
     def is_auto(self) -> bool:

@@ -177,7 +177,7 @@ def test_what_cannot_be_bound_is_refused_and_nothing_is_written(tmp_path, sizes,
     source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
     with pytest.raises(StageError, match=said) as error:
         bind(source, sizes)
-    assert "shapes: {batch: " in error.value.hint
+    assert "shapes: [{batch: " in error.value.hint
     assert list((tmp_path / "bound").iterdir()) == []
 
 
@@ -196,12 +196,6 @@ def test_external_weights_are_linked_and_not_read(tmp_path):
 def plan(*targets, **convert):
     spec = {"name": "net", "source": {"path": "net.onnx"}, **({"convert": convert} if convert else {})}
     return Plan(parse_spec(spec), targets or ("cpu",))
-
-
-def test_one_binding_binds_every_variant_but_the_portable_one():
-    made = plan(shapes={"batch": 4}, precision="fp16").variant_plans
-    assert [dict(variant.binding) for variant in made.values()] == [{"batch": 4}, {"batch": 4}, {}]
-    assert not any(variant.is_bucket for variant in made.values())
 
 
 def test_buckets_are_beside_every_precision_and_are_made_from_it():
@@ -248,7 +242,7 @@ def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
     [
         {},
         {"precision": ["fp16", "int8"], "shapes": [{"batch": 1}, {"batch": 2}]},
-        {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}, "shapes": {"batch": 1}},
+        {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}, "shapes": [{"batch": 1}]},
     ],
 )
 @pytest.mark.parametrize("targets", [("cpu",), ("cuda",), ("cuda", "cpu")])

@@ -48,8 +48,8 @@ def variant(name, *, shipped=PREPARED, parent=None, **costs):
     plans = tuple(figures(plan, cost) for plan, cost in costs.items())
     measurements = (MeasurementRecord("warm", 3, "x=[1]", plans),) if costs else ()
     decision = Decision(shipped, reason="") if costs else None
-    bucket = "batch" in name
-    plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, is_bucket=bucket)
+    binding = {"batch": 1} if "batch" in name else {}
+    plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, binding=binding)
     nothing = cast("Any", None)
     record = VariantRecord(name, plan.target, "all", (), nothing, measurements, decision)
     return PreparedVariant(plan, nothing, nothing, record)

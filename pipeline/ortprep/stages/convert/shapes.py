@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import dimension_name
 from ortprep.bundle.onnx_wire import external_locations, read_skeleton
+from ortprep.errors import StageError
+from ortprep.quoting import quoted
 from ortprep.stages.convert.pass_records import PassReply, PassRequest
-from ortprep.stages.core.spec_fit import resolve_dimensions
 from ortprep.stages.fetch.inspection import describe_model
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def bind_shapes(request: PassRequest) -> PassReply:
     source, written = request.source, request.written
     model, light = onnx.load(source, load_external_data=False), read_skeleton(source)
     skeleton = onnx.ModelProto.FromString(light)
-    sizes = resolve_dimensions(describe_model(skeleton).interface.inputs, request.dimensions)
+    sizes = _resolve_dimensions(describe_model(skeleton).interface.inputs, request.dimensions)
     name_nodes(model)
     for graph in (model.graph, skeleton.graph):
         for name, size in sizes.items():
@@ -78,3 +80,35 @@ def _share_weights(source: Path, written: Path, skeleton: bytes) -> None:
     for name in external_locations(skeleton):
         place = copy_file if Path(name) in alone else link_or_copy
         place(source.parent / name, written.parent / name)
+
+
+def _resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, int]) -> dict[str, int]:
+    """Returns sizes by the names of symbolic dimensions, and by `INPUT[AXIS]` only where there is no name.
+
+    Raises:
+        StageError: The model has no such dimension, or a dimension has two sizes.
+    """
+    axes = {
+        f"{item.name}[{axis}]": size or f"{item.name}[{axis}]"
+        for item in inputs
+        for axis, size in enumerate(item.shape or ())
+        if not isinstance(size, int)
+    }
+    names = axes | {name: name for name in axes.values()}
+    bound: dict[str, int] = {}
+    for key, size in dimensions.items():
+        if key not in names:
+            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
+            known = list(dict.fromkeys(axes.values()))
+            raise StageError(
+                f"model has no symbolic dimension {key!r}\n"
+                f"  expected one of {', '.join(known) or 'none'}, as in {shapes}",
+                hint=f"shapes: [{{{quoted(known[0])}: {size:d}}}]" if known else "shapes: []",
+            )
+        known_size = bound.setdefault(names[key], size)
+        if known_size != size:
+            raise StageError(
+                f"dimension cannot be bound: {key}\n  expected {known_size}, as for {names[key]}, got {size}",
+                hint=f"shapes: [{{{quoted(names[key])}: {known_size:d}}}]",
+            )
+    return bound

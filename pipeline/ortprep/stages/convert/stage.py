@@ -1,7 +1,7 @@
 """`convert`: graph passes before the one-time optimisation, each gated by measured accuracy.
 
-A target's own variant is the source with fused transformer subgraphs and bound dimensions, if the spec asks
-for them. Its precisions are made from it, and buckets from those, so no pass runs twice.
+A target's own variant is the source with fused transformer subgraphs, if the spec asks for them. Its
+precisions are made from it, and buckets from those, so no pass runs twice.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ConvertStage:
         scratch = context.folder / ".scratch"
         try:
             if not _changes_precision(variant):
-                made, record = _bind_and_fuse(context, scratch, parent, record)
+                made, record = _bind_or_fuse(context, scratch, parent, record)
                 return _result(context, parent, made, record)
             attempts = PrecisionAttempts(context, scratch, parent)
             steps = _descend(context, attempts)
@@ -143,34 +143,25 @@ def _other_precisions(context: Context) -> tuple[str, ...]:
     return tuple(name for name in requested if name != context.variant_plan.precision)
 
 
-def _bind_and_fuse(
+def _bind_or_fuse(
     context: Context, scratch: Path, parent: Graph, record: ConversionRecord
 ) -> tuple[Path, ConversionRecord]:
-    """Returns the model with fused subgraphs and bound dimensions, as the spec requests, and its record."""
-    variant, convert, made = context.variant_plan, convert_section(context.spec), parent.path
-
-    def request(name: str) -> PassRequest:
-        return PassRequest(
-            name=name,
-            source=made,
-            written=scratch / name / f"{context.spec.name}.onnx",
-            fusion=convert.fusion,
-            dimensions=variant.binding,
-        )
-
-    if convert.fusion is not None and not variant.is_bucket:
-        context.say("running fusion")
-        reply = run_pass(context, fusion := request("fusion"))
-        record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library)
-        made = fusion.written
-    if variant.binding:
-        context.say("running shapes")
-        run_pass(context, shapes := request("shapes"))
-        # Thresholds over all samples do not apply to the few that fit a bucket.
-        gate = convert.thresholds(of_all=False) if record.gate else {}
-        record = dataclasses.replace(record, binding=dict(variant.binding), gate=gate)
-        made = shapes.written
-    return made, record
+    """Returns a bucket's model with bound dimensions, or another's with fused subgraphs, and its record."""
+    variant, convert = context.variant_plan, convert_section(context.spec)
+    request = PassRequest(
+        name="shapes" if variant.is_bucket else "fusion",
+        source=parent.path,
+        written=scratch / "model" / f"{context.spec.name}.onnx",
+        fusion=convert.fusion,
+        dimensions=variant.binding,
+    )
+    context.say(f"running {request.name}")
+    reply = run_pass(context, request)
+    if not variant.is_bucket:
+        return request.written, dataclasses.replace(record, fused=reply.fused, fused_by=reply.library)
+    # Thresholds over all samples do not apply to the few that fit a bucket.
+    gate = convert.thresholds(of_all=False) if record.gate else {}
+    return request.written, dataclasses.replace(record, binding=dict(variant.binding), gate=gate)
 
 
 def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionStep, ...]:

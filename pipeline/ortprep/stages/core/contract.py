@@ -27,8 +27,7 @@ class VariantPlan:
     Attributes:
         name: Unique in the bundle: `cpu`, `cuda-fp16`, `cpu-int8-batch8`, `portable`, ….
         precision: `fp32` (as the source), `fp16`, `bf16`, `int8` or `int4`.
-        binding: Sizes of its symbolic dimensions, by name.
-        is_bucket: Whether it serves batches of exactly these sizes.
+        binding: Sizes of symbolic dimensions, by name, if it serves batches of exactly these.
         parent: The variant whose graph it is converted from, None for the source's.
         is_converted: Whether its graph differs from its parent's.
     """
@@ -37,9 +36,13 @@ class VariantPlan:
     target: str
     precision: str = SOURCE_PRECISION
     binding: Mapping[str, int] = field(default_factory=dict)
-    is_bucket: bool = False
     parent: str | None = None
     is_converted: bool = False
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it serves batches of certain sizes only."""
+        return bool(self.binding)
 
     @property
     def has_own_precision(self) -> bool:
@@ -52,20 +55,18 @@ def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPl
     if convert is None:
         yield VariantPlan(target, target)
         return
-    changed = convert.fusion is not None or bool(convert.binding)
-    base = VariantPlan(target, target, binding=convert.binding, is_converted=changed)
+    base = VariantPlan(target, target, is_converted=convert.fusion is not None)
     converted = [
         replace(base, name=f"{target}-{precision}", precision=precision, parent=target, is_converted=True)
         for precision in convert.precisions(target)
     ]
     for variant in (base, *converted):
         yield variant
-        for label, bucket in _labelled(convert.buckets):
+        for label, bucket in _labelled(convert.shapes):
             yield replace(
                 variant,
                 name=f"{variant.name}-{label}",
                 binding=bucket,
-                is_bucket=True,
                 parent=variant.name,
                 is_converted=True,
             )

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
-from ortprep.bundle.loader_config import TensorSpec
 from ortprep.bundle.model_facts import ModelInterface
-from ortprep.errors import SpecError, StageError, propose
+from ortprep.errors import SpecError, propose
 from ortprep.quoting import quoted
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.yaml_text import MAX_REPORTED
@@ -118,38 +117,6 @@ def shape_sets(spec: ModelSpec, interface: ModelInterface) -> tuple[Mapping[str,
         {name: tuple(size for size in shape or () if isinstance(size, int)) for name, shape in filled.items()}
         for filled, _ in _sets(spec, interface)
     )
-
-
-def resolve_dimensions(inputs: tuple[TensorSpec, ...], dimensions: Mapping[str, int]) -> dict[str, int]:
-    """Returns sizes by the names of symbolic dimensions, and by `INPUT[AXIS]` only where there is no name.
-
-    Raises:
-        StageError: The model has no such dimension, or a dimension has two sizes.
-    """
-    axes = {
-        f"{item.name}[{axis}]": size or f"{item.name}[{axis}]"
-        for item in inputs
-        for axis, size in enumerate(item.shape or ())
-        if not isinstance(size, int)
-    }
-    names = axes | {name: name for name in axes.values()}
-    bound: dict[str, int] = {}
-    for key, size in dimensions.items():
-        if key not in names:
-            shapes = ", ".join(f"{item.name} {list(item.shape or ())}" for item in inputs)
-            known = list(dict.fromkeys(axes.values()))
-            raise StageError(
-                f"model has no symbolic dimension {key!r}\n"
-                f"  expected one of {', '.join(known) or 'none'}, as in {shapes}",
-                hint=f"shapes: {{{quoted(known[0])}: {size:d}}}" if known else "shapes: {}",
-            )
-        known_size = bound.setdefault(names[key], size)
-        if known_size != size:
-            raise StageError(
-                f"dimension cannot be bound: {key}\n  expected {known_size}, as for {names[key]}, got {size}",
-                hint=f"shapes: {{{quoted(names[key])}: {known_size:d}}}",
-            )
-    return bound
 
 
 _Filled = dict[str, tuple[int | str | None, ...] | None]

@@ -21,7 +21,7 @@ from ortprep.measuring.device_lock import measuring
 from ortprep.measuring.shipped import DEFAULT, FIRST, FORKED, PARENT, PORTABLE, PREPARED
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime.machine.hardware import hardware_fingerprint, read_hardware
-from ortprep.stages.core.contract import Context, Plan, TaskId, VariantPlan, target_of
+from ortprep.stages.core.contract import Context, Plan, TaskId, target_of
 from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import (
     FETCH,
@@ -193,7 +193,7 @@ class _Comparison:
         return replace(outcome, rounds=compared), self._decide(compared)
 
     def _decide(self, samples: PlanRounds) -> Decision:
-        if _is_shipped_as_asked(self._context.variant_plan):
+        if self._context.variant_plan.parent is not None:
             # It was asked for, and which of several a job is given is decided by what they cost.
             return decide_converted(samples, objective=self._objective)
         # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.
@@ -238,11 +238,6 @@ class _Comparison:
         finally:
             self._done += 1
             self._context.progress(self._done / max(self._planned, self._done))
-
-
-def _is_shipped_as_asked(variant: VariantPlan) -> bool:
-    """Returns whether a variant is shipped, faster or not: the spec asks for its precision or its sizes."""
-    return variant.parent is not None or bool(variant.binding)
 
 
 def _compared_variants(plan: Plan, variant: str) -> Mapping[str, str]:
