@@ -9,9 +9,12 @@ until one of them is written to.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import functools
 import os
+import time
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,6 +43,8 @@ _THREADS: Mapping[str, tuple[object, ...]] = {
 _COUNTED = ("run", "run_with_ort_values", "run_with_ortvaluevector", "run_with_iobinding", "io_binding")
 """Methods that need a native session that works here."""
 
+_POLL_INTERVAL_S = 0.0005
+
 
 def load_before_fork(
     bundle: str | os.PathLike[str],
@@ -55,9 +60,8 @@ def load_before_fork(
     """Opens a bundle in a process that forks its workers: `gunicorn --preload`, a Celery or RQ master.
 
     The session has one thread, runs in this process and in every child, and takes no time to load there. A
-    child that was forked while another thread ran it creates its own at its first run, and logs that. Other
-    sessions of this process, which have threads, must not be run in a child. The general variant serves
-    batches of all shapes.
+    fork waits for the runs of other threads. Other sessions of this process, which have threads, must not be
+    run in a child. The general variant serves batches of all shapes.
 
     Args:
         bundle: As for `load`; only variants for CPUs are taken.
@@ -187,16 +191,16 @@ class _ForkState:
         self.running: set[int] = set()
         """Threads of this process that are in a run."""
         self.is_unusable = False
-        """Whether the native session cannot run here: it was running, or has threads, in the parent."""
-        self.has_threads = False
-        self.replacing = _thread.allocate_lock()
+        """Whether the native session cannot run here: it was running in the parent."""
+        self._inherited: types.SimpleNamespace | None = None
+        """What describes the session with one thread, where one with threads has taken over."""
         self._resolved, self._options = opened.resolved, opened.later_options()
-        self._name = f"variant {opened.resolved.name} of {opened.resolved.root}"
+        self.name = f"variant {opened.resolved.name} of {opened.resolved.root}"
         self._adapt_after = None
         if threads_after is not None and may_swap():
             self._adapt_after = functools.partial(_with_threads, threads=threads_after)
         elif threads_after is not None:
-            log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self._name)
+            log_line("warning", "%s: threads_after needs ONNX Runtime 1.31 and two cores", self.name)
 
     def serve(self, session: Any) -> None:
         """Has a session keep count of its runs."""
@@ -209,53 +213,64 @@ class _ForkState:
         def build(cancellation: Cancellation) -> onnxruntime.InferenceSession:
             return make_session(self._resolved, options, cancellation=cancellation)[1]
 
-        return SteadyBuild(session, build, self._name, exchange=self._exchange)
+        return SteadyBuild(session, build, self.name, exchange=self._exchange)
 
     def _exchange(self, session: Any, other: Any) -> None:
-        with self.replacing:
-            self.has_threads = True  # first: a fork may come between the two
-            exchange_native(session, other)
-            self.is_unusable = False
+        self._inherited = types.SimpleNamespace(**vars(session))  # first: a fork may come between the two
+        exchange_native(session, other)
+
+    def is_running_elsewhere(self) -> bool:
+        """Returns whether another thread is in a run."""
+        return bool(self.running - {_thread.get_ident()})
 
     def enter_child(self, session: Any) -> None:
-        """Decides, in a child, whether the native session can run: not if it was running in the parent.
+        """Has a child run the native session with one thread, as the process that loaded does.
 
-        A session with threads is built in children alone: the process that loaded is to have no thread.
+        One with threads is built in children alone: the process that loaded is to have no thread.
         """
-        self.replacing = _thread.allocate_lock()
-        is_unusable = self.has_threads or bool(self.running - {_thread.get_ident()})
+        # Only a fork in C, of which Python does not know beforehand, comes in the middle of a run.
+        self.is_unusable = self.is_unusable or self.is_running_elsewhere()
         self.running.clear()
-        if is_unusable:
+        if self.is_unusable or self._inherited is not None:
             # Never freed: ONNX Runtime would wait for threads that stayed in the parent.
-            _never_free(session._sess)
-        self.is_unusable = self.is_unusable or is_unusable
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session._sess))
+        if self._inherited is not None:
+            exchange_native(session, self._inherited)
+            self._inherited = None
         steady: SteadyBuild | None = getattr(session, STEADY, None)
         if self._adapt_after is not None and (steady is None or steady.is_left_behind()):
             serve_steady(session, self._new_build(session))
 
-    def replace(self, session: Any) -> None:
-        """Creates a native session for this process, unless another thread just did."""
-        with self.replacing:
-            if self.is_unusable:
-                log_line("warning", "%s: cannot run after this fork; creating a session", self._name)
-                _, made = make_session(self._resolved, self._options)
-                exchange_native(session, made)
-                self.is_unusable = self.has_threads = False
-
-
-def _never_free(value: object) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-
 
 _SESSIONS: weakref.WeakSet[Any] = weakref.WeakSet()
 
+_FORKS: list[None] = []
+"""An item per fork that is under way: no run begins."""
+
+
+def _before_fork() -> None:
+    """Waits for the runs of other threads: a child cannot run a session that is in the middle of one."""
+    _FORKS.append(None)
+    is_over = False
+    while not is_over:
+        # Python would drop what a signal's handler raises here, and fork.
+        with contextlib.suppress(BaseException):
+            is_over = not any(session._ortprep_forks.is_running_elsewhere() for session in tuple(_SESSIONS))
+            if not is_over:
+                time.sleep(_POLL_INTERVAL_S)
+
 
 def _after_fork() -> None:
+    _FORKS.clear()
     for session in tuple(_SESSIONS):
         session._ortprep_forks.enter_child(session)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _end_fork() -> None:
+    del _FORKS[-1:]
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_end_fork, after_in_child=_after_fork)
 
 
 def _count_runs(own: Any) -> Mapping[str, Any]:
@@ -264,20 +279,34 @@ def _count_runs(own: Any) -> Mapping[str, Any]:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that marks its thread as running, and replaces an unusable session."""
+    """Returns a method that marks its thread as running, and does not begin during a fork."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         state: _ForkState | None = self._ortprep_forks
-        if state is None:
+        thread = _thread.get_ident()
+        if state is None or thread in state.running:
             return method(self, *args, **kwargs)
         if state.is_unusable:
-            state.replace(self)
-        thread = _thread.get_ident()
-        state.running.add(thread)
+            raise _forked_in_a_run(state.name)
         try:
+            state.running.add(thread)  # before the look, so that either this thread or a fork waits
+            while _FORKS:
+                state.running.discard(thread)
+                time.sleep(_POLL_INTERVAL_S)
+                state.running.add(thread)
             return method(self, *args, **kwargs)
         finally:
             state.running.discard(thread)
 
     return run
+
+
+def _forked_in_a_run(name: str) -> Exception:
+    from ortprep.errors import LoadError
+
+    return LoadError(
+        f"cannot run after this fork: {name}\n"
+        "  expected a fork by Python, which waits until no other thread runs the session",
+        hint="load it in the child",
+    )
