@@ -87,7 +87,6 @@ PLANS = ("default", "recipe", "prepared", "portable")
 def result(init_ms, *, gpu_mb=None):
     return ProbeResult(
         ready_ms=init_ms + 150.0,
-        import_ms=120.0,
         init_ms=init_ms,
         first_ms=10.0,
         steady_ms=8.0,

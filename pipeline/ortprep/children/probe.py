@@ -62,7 +62,6 @@ class ProbeResult:
         peak_mb: Largest resident set, mapped pages included, in MB of 2**20 bytes.
         gpu_mb: GPU memory in use after the last run beyond what was in use before the process started; None
             where no GPU took part.
-        import_ms: `import onnxruntime`.
         runs: Number of later runs.
         more_steady_ms: Median later run of each of `more_samples`.
     """
@@ -74,7 +73,6 @@ class ProbeResult:
     private_mb: float
     peak_mb: float
     gpu_mb: float | None = None
-    import_ms: float = 0.0
     runs: int = 0
     more_steady_ms: tuple[float, ...] = ()
 

@@ -67,7 +67,6 @@ def measure_runs(request: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Prep
     wait_steady(session)
     figures = {
         "ready_s": loaded_s + first_ms / 1e3,
-        "import_ms": (imported_s - began_s) * 1e3,
         "init_ms": (loaded_s - imported_s) * 1e3,
         "first_ms": first_ms,
         **_measure_steady(run, request["steady_s"]),

@@ -174,18 +174,13 @@ def find_bundle(name: str, artifacts: Path) -> Path:
     if bundle is not None:
         return bundle
     if "://" in name or names_version(name):
-        got = "a URL" if "://" in name else "a version in a registry"
         raise BundleError(
-            f"no such bundle: {redact_url(name)}\n"
-            f"  expected a folder on this machine or a model's name, got {got}",
+            f"no such bundle: {redact_url(name)}\n  expected a folder on this machine or a model's name",
             hint="ortprep pull NAME --registry URL --out DIR",
         )
-    # An absolute path is the same below any folder.
-    places = tuple(dict.fromkeys((str(Path(name)), str(artifacts / name))))
-    got = "neither" if len(places) > 1 else "none"
-    model = name if Path(name).is_file() else Path(name).name
+    model, places = name if Path(name).is_file() else Path(name).name, f"{name} or in {artifacts / name}"
     raise BundleError(
-        f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {' or in '.join(places)}, got {got}",
+        f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {places}",
         hint=quoted("ortprep", "prepare", *filter(None, [model])),
     )
 

@@ -244,21 +244,18 @@ def triton(
     if name is not None and len(bundles) > 1:
         raise typer.BadParameter("expected one bundle with it", param_hint="--name")
     request = ExportRequest(tuple(variant or ()), name, instances, max_batch_size)
-    exported = export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request)
-    blocks = [str(exported.path), *itertools.chain(*map(_describe_model, exported.models))]
-    return Output(encode(exported) | {"path": str(exported.path)}, blocks)
+    models = export_triton([find_bundle(bundle, artifacts) for bundle in bundles], out, request)
+    blocks = [str(out.resolve()), *itertools.chain(*map(_describe_model, models))]
+    return Output({"path": str(out.resolve()), "models": encode(models)}, blocks)
 
 
 def _describe_model(model: ExportedModel) -> Iterator[str]:
-    """Yields the lines that describe one exported model: its needs, and the options it has and lacks."""
+    """Yields the lines that describe one exported model: its needs, and the options that it lacks."""
     size_mb = sum(entry.size_bytes for entry in model.files) / 2**20
     prepared = f", prepared with ONNX Runtime {model.prepared_with}" if model.prepared_with else ""
     yield f"{model.name}: variant {model.variant} of {model.bundle}, {size_mb:.1f} MB{prepared}"
     yield "  loaded with the options that are left, it answers the golden sample as recorded"
     yield "  needs, and its server does not check:"
     yield from (f"    {need}" for need in model.needs)
-    if model.carried:
-        yield "  carried over:"
-        yield from (f"    {option} -> {where}" for option, where in model.carried.items())
     yield "  left out:   (docs/export.md has the costs)" if model.left_out else "  left out: nothing"
     yield from (f"    {what}" for what in model.left_out)

@@ -136,14 +136,6 @@ def _first_run(start: Start) -> Iterator[Finding]:
     yield Finding("first-run-takes-long", "advice", text, hint)
 
 
-@dataclass
-class _Measured:
-    """Results of one plan, one a round: without logging, and with it."""
-
-    plain: list[ProbeResult] = field(default_factory=list)
-    traced: list[Trace] = field(default_factory=list)
-
-
 def diagnose_initialisation(
     subject: DoctorModel, *, device: str = CPU_DEVICE, rounds: int = ROUNDS
 ) -> Diagnosis:
@@ -166,37 +158,39 @@ def diagnose_initialisation(
     """
     name, plan = PREPARED if subject.is_bundle else DEFAULT, plan_of(subject, device)
     with guard_device(device):
-        measured = _measure(plan, subject.sample, rounds)
-    start = _build_start(plan, measured, name)
+        plain, traced = _measure(plan, subject.sample, rounds)
+    start = _build_start(plan, plain, traced, name)
     return diagnose(
         "init",
         find_in_start(start),
         subject=subject.name,
         tables=[_phases_table(name, start)],
-        figures={"device": device, name: _figures(start, measured)},
+        figures={"device": device, name: _figures(start, plain, traced)},
     )
 
 
-def _measure(plan: SessionPlan, sample: str, rounds: int) -> _Measured:
-    """Returns the results of interleaved processes."""
-    measured = _Measured()
+def _measure(plan: SessionPlan, sample: str, rounds: int) -> tuple[list[ProbeResult], list[Trace]]:
+    """Returns the results of interleaved processes: without logging, and with it."""
+    plain: list[ProbeResult] = []
+    traced: list[Trace] = []
     _probe(plan, sample)  # brings the files into the page cache
     for index in range(rounds):
         for is_traced in order_of_round((False, True), index):
             if is_traced:
-                measured.traced.append(trace_plan(plan))
+                traced.append(trace_plan(plan))
             else:
-                measured.plain.append(_probe(plan, sample))
-    return measured
+                plain.append(_probe(plan, sample))
+    return plain, traced
 
 
 def _probe(plan: SessionPlan, sample: str) -> ProbeResult:
     return measure_plan(ProbeRequest(plan, sample, _STEADY_S), timeout_s=CHILD_TIMEOUT_S)
 
 
-def _build_start(plan: SessionPlan, measured: _Measured, name: str) -> Start:
+def _build_start(
+    plan: SessionPlan, plain: Sequence[ProbeResult], traced: Sequence[Trace], name: str
+) -> Start:
     """Returns the start that the processes of one plan show."""
-    traced, plain = measured.traced, measured.plain
     steady_ms = median(result.steady_ms for result in plain)
     try:
         weights_outside = bool(external_locations(read_skeleton(Path(plan.model))))
@@ -233,15 +227,15 @@ def _phases_table(name: str, start: Start) -> Table:
     return Table(f"{name}: {start.total_ms:.0f} ms to the first result", ("phase", "ms", "%"), cells)
 
 
-def _figures(start: Start, measured: _Measured) -> dict[str, Any]:
+def _figures(start: Start, plain: Sequence[ProbeResult], traced: Sequence[Trace]) -> dict[str, Any]:
     """Returns a start and the figures of its processes, as JSON types."""
     return {
         **encode(start),
         "init_ms": start.init_ms,
         "total_ms": start.total_ms,
-        "onnxruntime": measured.traced[0].onnxruntime,
+        "onnxruntime": traced[0].onnxruntime,
         "processes": {
-            "plain": encode(tuple(measured.plain)),
-            "traced_init_ms": [trace.init_ms for trace in measured.traced],
+            "plain": encode(tuple(plain)),
+            "traced_init_ms": [trace.init_ms for trace in traced],
         },
     }

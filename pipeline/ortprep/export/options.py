@@ -79,9 +79,6 @@ class Place(NamedTuple):
     key: str
     value: str
 
-    def __str__(self) -> str:
-        return f"{self.section}.{self.key}={self.value}"
-
 
 @dataclass(frozen=True)
 class MappedOptions:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -73,7 +73,6 @@ class ExportedModel:
         prepared_with: Version of ONNX Runtime it was prepared with, "" if that is not recorded.
         files: Its files in the export; bytes and digests are the bundle's.
         config_sha256: Digest of its `config.pbtxt`, so that no later export replaces one that was edited.
-        carried: Recorded options that the export has, and where.
         left_out: Recorded options and other properties that it does not have.
         needs: Requirements of the variant, which its server does not check.
     """
@@ -85,27 +84,13 @@ class ExportedModel:
     prepared_with: str
     files: tuple[FileEntry, ...]
     config_sha256: str
-    carried: Mapping[str, str]
     left_out: tuple[str, ...]
     needs: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ExportResult:
-    """Models that an export wrote.
-
-    Attributes:
-        path: Folder of the repository.
-        models: The new models in it.
-    """
-
-    path: Path
-    models: tuple[ExportedModel, ...]
-
-
 def export_triton(
     bundles: Sequence[Path], repository: Path, request: ExportRequest | None = None
-) -> ExportResult:
+) -> tuple[ExportedModel, ...]:
     """Writes bundles' variants as models of a Triton repository; other models there are left alone.
 
     Args:
@@ -134,12 +119,11 @@ def export_triton(
         raise ExportError(f"two models with the same name\n  expected one each, got {', '.join(twice)} twice")
     for name in names:
         _check_replaceable(repository / name)
-    exported = tuple(
+    return tuple(
         _export(source, variant, repository / name, request)
         for source, models in zip(sources, named, strict=True)
         for name, variant in models.items()
     )
-    return ExportResult(repository, exported)
 
 
 def _name_model(source: SourceBundle, variant: Variant, request: ExportRequest, count: int) -> str:
@@ -183,7 +167,6 @@ def _export(
             prepared_with=str(source.manifest.environment.get("onnxruntime", "")),
             files=files,
             config_sha256=digest_file(place / CONFIG_FILE),
-            carried={str(option): str(where) for option, where in options.places.items()},
             left_out=options.left_out,
             needs=tuple(describe_needs(variant)),
         )

@@ -41,15 +41,6 @@ _GPU = {"GPU": "hardware.gpus.0.name", "compute capability": "hardware.gpus.0.co
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A fact of the hardware that is not as it was; "" stands for nothing."""
-
-    what: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
 class VariantComparison:
     """A variant of both bundles, or of one of them.
 
@@ -57,7 +48,7 @@ class VariantComparison:
         old: Its name in the old one, None if it is new.
         new: Its name in the new one, None if it is missing.
         failures: Reasons why it fails, a sentence each.
-        hardware: Differences of the hardware it was measured on.
+        hardware: Differences of the hardware it was measured on: `cores 2 → 4`.
         remarks: Further facts for the reader, a sentence each.
     """
 
@@ -67,7 +58,7 @@ class VariantComparison:
     outcome: Outcome
     failures: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
-    hardware: tuple[Difference, ...] = ()
+    hardware: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -183,7 +174,7 @@ def _miss(was: _Snapshot, *, partial: bool) -> VariantComparison:
 
 def _compare_variant(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) -> VariantComparison:
     """Compares a variant with its counterpart; a new one fails if it answers wrongly."""
-    hardware: tuple[Difference, ...] = ()
+    hardware: tuple[str, ...] = ()
     old, new, remarks = {}, _read_figures(now, ""), ["it is new"]
     alike = {"": True}
     if was is not None:
@@ -258,10 +249,10 @@ def _losses(changes: Sequence[Change]) -> Iterator[str]:
         yield f"missing{f', {cache} cache' if cache else ''}: {names}"
 
 
-def _incomparable(changes: Sequence[Change], hardware: Sequence[Difference]) -> Iterator[str]:
+def _incomparable(changes: Sequence[Change], hardware: Sequence[str]) -> Iterator[str]:
     if any(change.verdict == "not comparable" for change in changes):
-        what = "; ".join(f"{one.what} {one.old or '?'} → {one.new or '?'}" for one in hardware)
-        where = f"on different hardware: {what}" if what else "with inputs of different shapes"
+        different = f"on different hardware: {'; '.join(hardware)}"
+        where = different if hardware else "with inputs of different shapes"
         yield f"not comparable, measured {where}"
 
 
@@ -284,9 +275,6 @@ def _controls(was: VariantRecord, now: VariantRecord, limits: RegressionLimits) 
     return [f"{what}: so did the machine, the source or ONNX Runtime itself"]
 
 
-def _list_differences(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[Difference, ...]:
-    return tuple(
-        Difference(what, old.get(what, ""), new.get(what, ""))
-        for what in dict.fromkeys((*old, *new))
-        if old.get(what, "") != new.get(what, "")
-    )
+def _list_differences(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]:
+    names = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
+    return tuple(f"{name} {old.get(name) or '?'} → {new.get(name) or '?'}" for name in names)
