@@ -6,7 +6,7 @@ same model. `write_model` and `write_external_model` put one on disk.
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from ortprep.stages.core.graph_walk import walk_initializers
 
@@ -59,79 +59,71 @@ def point_outside(tensor, location, *, offset=None, length=None):
             tensor.external_data.add(key=key, value=str(value))
 
 
+def parse(text, **tensors):
+    """Returns the model of a graph in ONNX's text form, with further initializers."""
+    domains = [f', "{name}": {version}' for name, version in _DOMAINS.items() if f"{name}." in text]
+    header = f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}{"".join(domains)}]> graph'
+    model = parser.parse_model(f"{header} {text}")
+    model.graph.initializer.extend(tensor(name, values) for name, values in tensors.items())
+    return model
+
+
+_DOMAINS = {"ai.onnx.ml": 2, "com.microsoft": 1, "local": 1}
+
+
 def conv_net(*, channels=8, classes=10, batch="batch"):
     """Convolution, ReLU, pooling, Gemm, softmax: `image` [batch, 3, 16, 16] → `scores` [batch, classes]."""
-    rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["image", "conv.w", "conv.b"], ["conv"], pads=[1, 1, 1, 1], name="conv"),
-        helper.make_node("Relu", ["conv"], ["relu"], name="relu"),
-        helper.make_node("GlobalAveragePool", ["relu"], ["pool"], name="pool"),
-        helper.make_node("Flatten", ["pool"], ["flat"], name="flatten"),
-        helper.make_node("Gemm", ["flat", "fc.w", "fc.b"], ["logits"], name="fc"),
-        helper.make_node("Softmax", ["logits"], ["scores"], axis=1, name="softmax"),
-    ]
-    weights = [
-        tensor("conv.w", rng.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32)),
-        tensor("conv.b", rng.normal(0, 0.1, channels).astype(np.float32)),
-        tensor("fc.w", rng.normal(0, 1, (channels, classes)).astype(np.float32)),
-        tensor("fc.b", rng.normal(0, 0.1, classes).astype(np.float32)),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value("image", TensorProto.FLOAT, [batch, 3, 16, 16])],
-        outputs=[value("scores", TensorProto.FLOAT, [batch, classes])],
-        initializers=weights,
+    rng, batch = np.random.default_rng(0), "?" if batch is None else batch
+    return parse(
+        f"""(float[{batch}, 3, 16, 16] image) => (float[{batch}, {classes}] scores) {{
+            [conv] conv = Conv <pads = [1, 1, 1, 1]> (image, conv_w, conv_b)
+            [relu] relu = Relu(conv)
+            [pool] pool = GlobalAveragePool(relu)
+            [flatten] flat = Flatten(pool)
+            [fc] logits = Gemm(flat, fc_w, fc_b)
+            [softmax] scores = Softmax <axis = 1> (logits)
+        }}""",
+        conv_w=rng.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32),
+        conv_b=rng.normal(0, 0.1, channels).astype(np.float32),
+        fc_w=rng.normal(0, 1, (channels, classes)).astype(np.float32),
+        fc_b=rng.normal(0, 0.1, classes).astype(np.float32),
     )
 
 
 def two_inputs():
     """`left` and `right`, both [batch, 4], share their symbolic batch: `total` = (left + right) · W."""
-    weight = np.random.default_rng(1).normal(0, 1, (4, 5)).astype(np.float32)
-    nodes = [
-        helper.make_node("Add", ["left", "right"], ["sum"]),
-        helper.make_node("MatMul", ["sum", "w"], ["total"]),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value(name, TensorProto.FLOAT, ["batch", 4]) for name in ("left", "right")],
-        outputs=[value("total", TensorProto.FLOAT, ["batch", 5])],
-        initializers=[tensor("w", weight)],
+    return parse(
+        """(float[batch, 4] left, float[batch, 4] right) => (float[batch, 5] total) {
+            sum = Add(left, right)
+            total = MatMul(sum, w)
+        }""",
+        w=np.random.default_rng(1).normal(0, 1, (4, 5)).astype(np.float32),
     )
 
 
 def matmul_net(*, size=64, layers=2, seed=0):
     """`x` [batch, size] through `layers` square MatMuls to `y`: a model of a chosen weight size."""
-    rng = np.random.default_rng(seed)
+    rng, scale = np.random.default_rng(seed), np.float32(size**-0.5)
     names = ["x", *(f"h{i}" for i in range(1, layers)), "y"]
-    nodes = [
-        helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]], name=f"matmul{i}")
-        for i in range(layers)
-    ]
-    scale = np.float32(size**-0.5)
-    weights = [tensor(f"w{i}", rng.standard_normal((size, size), np.float32) * scale) for i in range(layers)]
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", size])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", size])],
-        initializers=weights,
+    nodes = (f"[matmul{i}] {names[i + 1]} = MatMul({names[i]}, w{i})" for i in range(layers))
+    return parse(
+        f"(float[batch, {size}] x) => (float[batch, {size}] y) {{ {' '.join(nodes)} }}",
+        **{f"w{i}": rng.standard_normal((size, size), np.float32) * scale for i in range(layers)},
     )
 
 
 def embedding():
     """`ids` [batch, length], each below 11, pick rows of a table; `mask` weighs them: `mean` [batch, 6]."""
-    table = np.random.default_rng(2).normal(0, 1, (11, 6)).astype(np.float32)
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"], axis=0),
-        helper.make_node("Cast", ["mask"], ["weights"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["weights", "last"], ["column"]),
-        helper.make_node("Mul", ["rows", "column"], ["weighed"]),
-        helper.make_node("ReduceMean", ["weighed"], ["mean"], axes=[1], keepdims=0),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value(name, TensorProto.INT64, ["batch", "length"]) for name in ("ids", "mask")],
-        outputs=[value("mean", TensorProto.FLOAT, ["batch", 6])],
-        initializers=[tensor("table", table), tensor("last", np.array([-1], np.int64))],
+    return parse(
+        """(int64[batch, length] ids, int64[batch, length] mask) => (float[batch, 6] mean)
+        <int64[1] last = {-1}> {
+            rows = Gather <axis = 0> (table, ids)
+            weights = Cast <to = 1> (mask)
+            column = Unsqueeze(weights, last)
+            weighed = Mul(rows, column)
+            mean = ReduceMean <axes = [1], keepdims = 0> (weighed)
+        }""",
+        table=np.random.default_rng(2).normal(0, 1, (11, 6)).astype(np.float32),
     )
 
 
@@ -140,195 +132,115 @@ def if_net(*, size=4):
 
     From a size of 4096 on, those are large enough to be written as external data.
     """
-
-    def branch(name, scale):
-        weight = tensor(f"{name}.w", scale + np.arange(size, dtype=np.float32) % 4)
-        node = helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.y"])
-        output = value(f"{name}.y", TensorProto.FLOAT, ["batch", size])
-        return helper.make_graph([node], name, [], [output], initializer=[weight])
-
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
-        helper.make_node(
-            "If", ["positive"], ["y"], then_branch=branch("then", 2.0), else_branch=branch("else", -3.0)
-        ),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", size])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", size])],
-        initializers=[tensor("zero", np.float32(0.0))],
+    model = parse(
+        f"""(float[batch, {size}] x) => (float[batch, {size}] y) <float zero = {{0}}> {{
+            sum = ReduceSum <keepdims = 0> (x)
+            positive = Greater(sum, zero)
+            y = If (positive) <
+                then_branch = then () => (float[batch, {size}] then_y) {{ then_y = Mul(x, then_w) }},
+                else_branch = else () => (float[batch, {size}] else_y) {{ else_y = Mul(x, else_w) }}
+            >
+        }}"""
     )
+    for branch, scale in zip(model.graph.node[2].attribute, (2.0, -3.0), strict=True):
+        values = scale + np.arange(size, dtype=np.float32) % 4
+        branch.g.initializer.append(tensor(f"{branch.g.name}_w", values))
+    return model
 
 
 def loop_net():
     """A `Loop` of three rounds whose body holds an initializer: `x` [4] → `y` = ((x·W + 1)·W + 1)·W + 1."""
+    model = parse(
+        """(float[4] x) => (float[4] y) <int64 rounds = {3}, bool go0 = {1}> {
+            y = Loop (rounds, go0, x) <
+                body = body (int64 round, bool go, float[4] state) => (bool go_next, float[4] next)
+                <float[4] one = {1, 1, 1, 1}> {
+                    go_next = Identity(go)
+                    product = MatMul(state, w)
+                    next = Add(product, one)
+                }
+            >
+        }"""
+    )
     weight = np.random.default_rng(3).normal(0, 0.5, (4, 4)).astype(np.float32)
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go"], ["go.next"]),
-            helper.make_node("MatMul", ["state", "body.w"], ["product"]),
-            helper.make_node("Add", ["product", "body.one"], ["state.next"]),
-        ],
-        "body",
-        [
-            value("round", TensorProto.INT64, []),
-            value("go", TensorProto.BOOL, []),
-            value("state", TensorProto.FLOAT, [4]),
-        ],
-        [value("go.next", TensorProto.BOOL, []), value("state.next", TensorProto.FLOAT, [4])],
-        initializer=[tensor("body.w", weight), tensor("body.one", np.ones(4, np.float32))],
-    )
-    return build_model(
-        [helper.make_node("Loop", ["rounds", "go0", "x"], ["y"], body=body)],
-        inputs=[value("x", TensorProto.FLOAT, [4])],
-        outputs=[value("y", TensorProto.FLOAT, [4])],
-        initializers=[tensor("rounds", np.int64(3)), tensor("go0", np.bool_(True))],
-    )
+    model.graph.node[0].attribute[0].g.initializer.append(tensor("w", weight))
+    return model
 
 
 def half_net():
     """Everything float16: `x` [batch, 8] → `y` [batch, 4]."""
-    weight = np.random.default_rng(4).normal(0, 0.5, (8, 4)).astype(np.float16)
-    return build_model(
-        [helper.make_node("MatMul", ["x", "w"], ["product"]), helper.make_node("Relu", ["product"], ["y"])],
-        inputs=[value("x", TensorProto.FLOAT16, ["batch", 8])],
-        outputs=[value("y", TensorProto.FLOAT16, ["batch", 4])],
-        initializers=[tensor("w", weight)],
+    return parse(
+        "(float16[batch, 8] x) => (float16[batch, 4] y) { product = MatMul(x, w) y = Relu(product) }",
+        w=np.random.default_rng(4).normal(0, 0.5, (8, 4)).astype(np.float16),
     )
 
 
 def bfloat16_net():
     """bfloat16 weights, input and output around float32 arithmetic: `x` [2, 8] → `y` [2, 4]."""
-    values = np.random.default_rng(5).normal(0, 0.5, (8, 4)).astype(np.float32)
-    weight = TensorProto(name="w", data_type=TensorProto.BFLOAT16, dims=values.shape)
-    weight.raw_data = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    nodes = [
-        helper.make_node("Cast", ["x"], ["x32"], to=TensorProto.FLOAT),
-        helper.make_node("Cast", ["w"], ["w32"], to=TensorProto.FLOAT),
-        helper.make_node("MatMul", ["x32", "w32"], ["y32"]),
-        helper.make_node("Cast", ["y32"], ["y"], to=TensorProto.BFLOAT16),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.BFLOAT16, [2, 8])],
-        outputs=[value("y", TensorProto.BFLOAT16, [2, 4])],
-        initializers=[weight],
+    model = parse(
+        """(bfloat16[2, 8] x) => (bfloat16[2, 4] y) {
+            x32 = Cast <to = 1> (x)
+            w32 = Cast <to = 1> (w)
+            y32 = MatMul(x32, w32)
+            y = Cast <to = 16> (y32)
+        }"""
     )
+    values = np.random.default_rng(5).normal(0, 0.5, (8, 4)).astype(np.float32)
+    weight = model.graph.initializer.add(name="w", data_type=TensorProto.BFLOAT16, dims=values.shape)
+    weight.raw_data = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return model
 
 
 def int8_net():
     """int8 weights behind `DequantizeLinear`, per channel: `x` [batch, 8] → `y` [batch, 4]."""
     rng = np.random.default_rng(6)
-    nodes = [
-        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["w32"], axis=1),
-        helper.make_node("MatMul", ["x", "w32"], ["y"]),
-    ]
-    weights = [
-        tensor("w", rng.integers(-127, 128, (8, 4)).astype(np.int8)),
-        tensor("scale", rng.uniform(0.01, 0.1, 4).astype(np.float32)),
-        tensor("zero", np.zeros(4, np.int8)),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", 8])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", 4])],
-        initializers=weights,
+    return parse(
+        """(float[batch, 8] x) => (float[batch, 4] y) {
+            w32 = DequantizeLinear <axis = 1> (w, scale, zero)
+            y = MatMul(x, w32)
+        }""",
+        w=rng.integers(-127, 128, (8, 4)).astype(np.int8),
+        scale=rng.uniform(0.01, 0.1, 4).astype(np.float32),
+        zero=np.zeros(4, np.int8),
     )
 
 
 def function_net():
     """A call of a function that the model itself defines: `x` [batch, 4] → `y` = relu(x) + x."""
-    function = helper.make_function(
-        "local",
-        "ReluPlus",
-        ["a"],
-        ["b"],
-        [helper.make_node("Relu", ["a"], ["r"]), helper.make_node("Add", ["r", "a"], ["b"])],
-        [helper.make_opsetid("", OPSET)],
+    return parse(
+        """(float[batch, 4] x) => (float[batch, 4] y) { y = local.ReluPlus(x) }
+        <domain: "local", opset_import: ["": 17]> ReluPlus (a) => (b) { r = Relu(a) b = Add(r, a) }"""
     )
-    model = build_model(
-        [helper.make_node("ReluPlus", ["x"], ["y"], domain="local")],
-        inputs=[value("x", TensorProto.FLOAT, ["batch", 4])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", 4])],
-    )
-    model.opset_import.append(helper.make_opsetid("local", 1))
-    model.functions.append(function)
-    return model
 
 
 def zero_inputs():
     """No input at all: `y` [3] is computed from initializers."""
-    return build_model(
-        [helper.make_node("Add", ["a", "b"], ["y"])],
-        inputs=[],
-        outputs=[value("y", TensorProto.FLOAT, [3])],
-        initializers=[tensor("a", np.arange(3, dtype=np.float32)), tensor("b", np.ones(3, np.float32))],
-    )
+    return parse("() => (float[3] y) <float[3] a = {0, 1, 2}, float[3] b = {1, 1, 1}> { y = Add(a, b) }")
 
 
 def string_input():
     """`words` (string) [count] → `ids` (int64) [count]: "low" is 1, "high" 2, any other word 0."""
-    node = helper.make_node(
-        "LabelEncoder",
-        ["words"],
-        ["ids"],
-        domain="ai.onnx.ml",
-        keys_strings=["low", "high"],
-        values_int64s=[1, 2],
-        default_int64=0,
+    return parse(
+        """(string[count] words) => (int64[count] ids) {
+            ids = ai.onnx.ml.LabelEncoder
+                <keys_strings = ["low", "high"], values_int64s = [1, 2], default_int64 = 0> (words)
+        }"""
     )
-    model = build_model(
-        [node],
-        inputs=[value("words", TensorProto.STRING, ["count"])],
-        outputs=[value("ids", TensorProto.INT64, ["count"])],
-    )
-    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
-    return model
 
 
 def sequence_input():
     """`items`, a sequence of float tensors, → `y`, its first: a kind of input that is not supported."""
-    return build_model(
-        [helper.make_node("SequenceAt", ["items", "first"], ["y"])],
-        inputs=[helper.make_tensor_sequence_value_info("items", TensorProto.FLOAT, ["n"])],
-        outputs=[value("y", TensorProto.FLOAT, ["n"])],
-        initializers=[tensor("first", np.int64(0))],
-    )
+    return parse("(seq(float[n]) items) => (float[n] y) <int64 first = {0}> { y = SequenceAt(items, first) }")
 
 
 def optional_input():
     """`maybe`, an optional float tensor, → `y`: a kind of input that is not supported."""
-    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
-    return build_model(
-        [helper.make_node("OptionalGetElement", ["maybe"], ["y"])],
-        inputs=[helper.make_value_info("maybe", kind)],
-        outputs=[value("y", TensorProto.FLOAT, ["n"])],
-    )
+    return parse("(optional(float[n]) maybe) => (float[n] y) { y = OptionalGetElement(maybe) }")
 
 
 def unknown_operator():
     """An operator that ai.onnx never had."""
-    return _one_node(helper.make_node("Frobnicate", ["x"], ["y"]))
-
-
-def _one_node(node):
-    return build_model(
-        [node],
-        inputs=[value("x", TensorProto.FLOAT, ["batch", 4])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", 4])],
-    )
-
-
-def build_model(nodes, *, inputs, outputs, initializers=()):
-    """Puts a graph into a model of `OPSET` and `IR_VERSION`."""
-    graph = helper.make_graph(
-        list(nodes), "graph", list(inputs), list(outputs), initializer=list(initializers)
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    model.ir_version = IR_VERSION
-    return model
+    return parse("(float[batch, 4] x) => (float[batch, 4] y) { y = Frobnicate(x) }")
 
 
 def value(name, kind, shape):

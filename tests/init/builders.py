@@ -1,19 +1,8 @@
 """Models whose inputs a spec has to describe, each with one thing that `init` has to find out."""
 
 import numpy as np
-import onnx
-from onnx import helper, parser
 
-from tests.builders import tensor
-
-
-def parse(text, **tensors):
-    """Returns the model of a graph in ONNX's text form, with further initializers."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 17, "ai.onnx.ml": 1]> graph {text}')
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}{index}"
-    model.graph.initializer.extend(tensor(name, array) for name, array in tensors.items())
-    return model
+from tests.builders import parse
 
 
 def copies(*inputs):
@@ -128,13 +117,13 @@ def impossible():
 
 def map_classifier():
     """`x` [1, 4] → `label` and `probabilities`, a list of maps as converters of scikit-learn make it."""
-    model = parse("(float[1, 4] x) => (string[1] label) { label = Identity(x) }")
-    names = {"domain": "ai.onnx.ml", "classlabels_strings": ["no", "yes"]}
-    weights = {"coefficients": [float(one) for one in range(8)], "intercepts": [0.0, 1.0]}
-    classifier = helper.make_node("LinearClassifier", ["x"], ["label", "scores"], **names, **weights)
-    del model.graph.node[:]
-    model.graph.node.extend([classifier, helper.make_node("ZipMap", ["scores"], ["probabilities"], **names)])
-    one = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-    maps = helper.make_sequence_type_proto(helper.make_map_type_proto(onnx.TensorProto.STRING, one))
-    model.graph.output.append(helper.make_value_info("probabilities", maps))
-    return model
+    return parse(
+        """(float[1, 4] x) => (string[1] label, seq(map(string, float)) probabilities) {
+            label, scores = ai.onnx.ml.LinearClassifier <
+                classlabels_strings = ["no", "yes"],
+                coefficients = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+                intercepts = [0.0, 1.0]
+            > (x)
+            probabilities = ai.onnx.ml.ZipMap <classlabels_strings = ["no", "yes"]> (scores)
+        }"""
+    )

@@ -168,7 +168,7 @@ def test_two_models_of_one_name_get_two_specs(tmp_path):
         (lambda: copies(f"float[1, {2**40}] x"), r"'x'.*got 1099511627776"),
         (copies, "model without outputs"),
         (
-            lambda: open_models.parse(
+            lambda: models.parse(
                 "() => (float[1] y) <float[2] table = {0, 0}, int64[1] row = {9}> { y = Gather(table, row) }"
             ),
             "does not run, and has no inputs(.|\n)*indices element",

@@ -17,14 +17,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-from onnx import TensorProto, helper
 
 from bench.demo_models import write_demo_model
 from ortprep.bundle.digest import digest_file
 from ortprep.bundle.loader_config import read_loader_config
 from ortprep.bundle.verification import compare_bundle
 from ortprep.measuring.device_lock import lock_file
-from tests.builders import build_model, tensor, value, write_model
+from tests.builders import parse, write_model
 from tests.fakes import is_alive, stat_of, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -191,22 +190,17 @@ def folding_net(*, seed=0):
     Preparing it once is worth so much that even three rounds beside other programs show it.
     """
     rng = np.random.default_rng(seed)
-    nodes, weights, hidden = [], [], "x"
+    nodes, weights, hidden = [], {}, "x"
     for layer in range(4):
         name = f"w{layer}"
-        weights.append(tensor(name, rng.normal(0, 0.2, (64, 64)).astype(np.float32)))
+        weights[name] = rng.normal(0, 0.2, (64, 64)).astype(np.float32)
         for fold in range(64):
-            nodes.append(helper.make_node("Transpose", [name], [f"w{layer}.{fold}"], perm=[1, 0]))
-            name = f"w{layer}.{fold}"
-        nodes.append(helper.make_node("MatMul", [hidden, name], [f"product{layer}"]))
+            nodes.append(f"w{layer}_{fold} = Transpose <perm = [1, 0]> ({name})")
+            name = f"w{layer}_{fold}"
+        nodes.append(f"product{layer} = MatMul({hidden}, {name})")
         hidden = "y" if layer == 3 else f"hidden{layer}"
-        nodes.append(helper.make_node("Tanh", [f"product{layer}"], [hidden]))
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", 64])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", 64])],
-        initializers=weights,
-    )
+        nodes.append(f"{hidden} = Tanh(product{layer})")
+    return parse(f"(float[batch, 64] x) => (float[batch, 64] y) {{ {' '.join(nodes)} }}", **weights)
 
 
 def finish(process):

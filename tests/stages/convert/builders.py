@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
-from tests.builders import build_model, tensor, value
+from tests.builders import parse
 
 WIDTH = 32
 
@@ -21,69 +22,52 @@ def overflowing_net() -> onnx.ModelProto:
     the model says, and so does a lone float16 kernel between two such nodes; only what passes between two
     float16 kernels, here Split and Concat, is really float16.
     """
-    rng = np.random.default_rng(0)
-    nodes, x = [], "x"
-    weights = [tensor(name, np.float32(scale)) for name, scale in _SCALES.items()]
-    weights.append(tensor("halves", np.array([WIDTH // 2, WIDTH // 2], np.int64)))
+    rng, nodes, x = np.random.default_rng(0), [], "x"
+    weights: dict[str, Any] = {name: np.float32(scale) for name, scale in _SCALES.items()}
+    weights |= {"halves": np.array([WIDTH // 2, WIDTH // 2], np.int64)}
     for layer in range(32):
-        nodes += _layer(layer, x)
-        weights += _layer_weights(layer, rng)
+        weights[f"w{layer}"] = rng.normal(0, (2 / WIDTH) ** 0.5, (WIDTH, WIDTH)).astype(np.float32)
+        weights[f"b{layer}"] = rng.normal(0, 0.1, WIDTH).astype(np.float32)
+        nodes.append(
+            f"[matmul{layer}] p{layer} = MatMul({x}, w{layer}) "
+            f"[add{layer}] s{layer} = Add(p{layer}, b{layer}) [relu{layer}] h{layer} = Relu(s{layer})"
+        )
+        x = f"h{layer}"
         if layer == 15:
-            nodes += _excursion(nodes[-1].output[0])
-        x = nodes[-1].output[0]
-    nodes.append(helper.make_node("Identity", [x], ["y"], name="last"))
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", WIDTH])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", WIDTH])],
-        initializers=weights,
-    )
+            nodes.append(_EXCURSION)
+            x = "settled"
+    nodes.append(f"[last] y = Identity({x})")
+    return _net(nodes, weights)
 
 
 def outlier_net() -> onnx.ModelProto:
     """`x` [batch, 32] through MatMul and Relu to `y`; one MatMul reads a column of 10,000 times the range."""
-    rng, nodes, weights, x = np.random.default_rng(0), [], [], "x"
+    rng, nodes, weights, x = np.random.default_rng(0), [], {}, "x"
     gain = np.where(np.arange(WIDTH) == 3, np.float32(1e4), np.float32(1))
     for layer in range(24):
         weight = rng.normal(0, (2 / WIDTH) ** 0.5, (WIDTH, WIDTH))
         if layer == 7:
             weight /= gain[:, None]
-            weights.append(tensor("gain", gain))
-            nodes.append(helper.make_node("Mul", [x, "gain"], ["wide"], name="widen"))
+            weights["gain"] = gain
+            nodes.append(f"[widen] wide = Mul({x}, gain)")
             x = "wide"
-        weights.append(tensor(f"w{layer}", weight.astype(np.float32)))
+        weights[f"w{layer}"] = weight.astype(np.float32)
         y = "y" if layer == 23 else f"h{layer}"
-        nodes.append(helper.make_node("MatMul", [x, f"w{layer}"], [f"p{layer}"], name=f"matmul{layer}"))
-        nodes.append(helper.make_node("Relu", [f"p{layer}"], [y], name=f"relu{layer}"))
+        nodes.append(f"[matmul{layer}] p{layer} = MatMul({x}, w{layer}) [relu{layer}] {y} = Relu(p{layer})")
         x = y
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", WIDTH])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", WIDTH])],
-        initializers=weights,
-    )
+    return _net(nodes, weights)
 
 
-def _layer(layer: int, x: str) -> list[onnx.NodeProto]:
-    return [
-        helper.make_node("MatMul", [x, f"w{layer}"], [f"p{layer}"], name=f"matmul{layer}"),
-        helper.make_node("Add", [f"p{layer}", f"b{layer}"], [f"s{layer}"], name=f"add{layer}"),
-        helper.make_node("Relu", [f"s{layer}"], [f"h{layer}"], name=f"relu{layer}"),
-    ]
+def _net(nodes: list[str], weights: dict[str, Any]) -> onnx.ModelProto:
+    text = f"(float[batch, {WIDTH}] x) => (float[batch, {WIDTH}] y) {{ {' '.join(nodes)} }}"
+    return parse(text, **weights)
 
 
-def _layer_weights(layer: int, rng: np.random.Generator) -> list[onnx.TensorProto]:
-    weight = rng.normal(0, (2 / WIDTH) ** 0.5, (WIDTH, WIDTH))
-    bias = rng.normal(0, 0.1, WIDTH)
-    return [tensor(f"w{layer}", weight.astype(np.float32)), tensor(f"b{layer}", bias.astype(np.float32))]
-
-
-def _excursion(x: str) -> list[onnx.NodeProto]:
-    return [
-        helper.make_node("Mul", [x, "gain"], ["raised"], name="raise"),
-        helper.make_node("Mul", ["raised", "more_gain"], ["high"], name="surge"),
-        helper.make_node("Split", ["high", "halves"], ["left", "right"], name="halve", axis=1),
-        helper.make_node("Concat", ["right", "left"], ["swapped"], name="swap", axis=1),
-        helper.make_node("Mul", ["swapped", "loss"], ["low"], name="lower"),
-        helper.make_node("Mul", ["low", "more_loss"], ["settled"], name="settle"),
-    ]
+_EXCURSION = """
+    [raise] raised = Mul(h15, gain)
+    [surge] high = Mul(raised, more_gain)
+    [halve] left, right = Split <axis = 1> (high, halves)
+    [swap] swapped = Concat <axis = 1> (right, left)
+    [lower] low = Mul(swapped, loss)
+    [settle] settled = Mul(low, more_loss)
+"""

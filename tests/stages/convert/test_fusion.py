@@ -24,7 +24,7 @@ from ortprep.stages.convert.weights import EXTERNAL_BYTES, read_graph, read_piec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import name_nodes, walk_initializers
 from tests import builders as models
-from tests.builders import build_model, if_net, matmul_net, tensor, write_external_model, write_model
+from tests.builders import if_net, matmul_net, tensor, write_external_model, write_model
 
 WIDTH, HEADS = 32, 4
 WITH_TOOLS = importlib.util.find_spec("onnxruntime_tools") is not None
@@ -116,26 +116,16 @@ def test_fusing_nothing_is_an_error(tmp_path):
 
 
 def test_rewriting_scores_and_masks_leaves_answers_as_they_are(tmp_path):
-    nodes = [
-        helper.make_node("MatMul", ["x", "x"], ["product"], name="product"),
-        helper.make_node("Mul", ["product", "scale"], ["scores"], name="scaled"),
-        helper.make_node("Unsqueeze", ["mask", "axes"], ["column"], name="unsqueeze"),
-        helper.make_node("Mul", ["column", "low"], ["low_mask"], name="lowered"),
-        helper.make_node("Add", ["scores", "low_mask"], ["masked"], name="masked"),
-        helper.make_node("Softmax", ["masked"], ["y"], name="softmax", axis=-1),
-    ]
-    model = models.build_model(
-        nodes,
-        inputs=[
-            models.value("x", TensorProto.FLOAT, [2, 3, 4, 4]),
-            models.value("mask", TensorProto.FLOAT, [2, 4]),
-        ],
-        outputs=[models.value("y", TensorProto.FLOAT, [2, 3, 4, 4])],
-        initializers=[
-            models.tensor("scale", np.float32(0.125)),
-            models.tensor("low", np.float32(-100)),
-            models.tensor("axes", np.array([2, 1], np.int64)),
-        ],
+    model = models.parse(
+        """(float[2, 3, 4, 4] x, float[2, 4] mask) => (float[2, 3, 4, 4] y)
+        <float scale = {0.125}, float low = {-100}, int64[2] axes = {2, 1}> {
+            [product] product = MatMul(x, x)
+            [scaled] scores = Mul(product, scale)
+            [unsqueeze] column = Unsqueeze(mask, axes)
+            [lowered] low_mask = Mul(column, low)
+            [masked] masked = Add(scores, low_mask)
+            [softmax] y = Softmax <axis = -1> (masked)
+        }"""
     )
     source = models.write_model(model, tmp_path / "source.onnx")
     rewrite_as_patterns_expect(model.graph)
@@ -193,7 +183,7 @@ def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tm
 def test_what_is_written_is_read_back_aligned_and_small_tensors_stay_inside(tmp_path):
     sizes = {"small": EXTERNAL_BYTES // 4 - 1, "odd": EXTERNAL_BYTES // 4 + 1, "next": 1000}
     tensors = [tensor(name, np.arange(size, dtype=np.float32)) for name, size in sizes.items()]
-    model = build_model([], inputs=[], outputs=[], initializers=tensors)
+    model = onnx.ModelProto(graph=onnx.GraphProto(initializer=tensors))
     for each in model.graph.initializer:
         write_tensor(each, [numpy_helper.to_array(each).tobytes()], tmp_path / "m.onnx")
 
@@ -229,22 +219,16 @@ def test_a_model_of_many_nodes_without_names_is_named_in_one_go():
 
 def evaluated_net(value):
     """A model that ONNX Runtime runs, of whose constant shape inference makes a formula."""
-
-    def calls(name, inputs):
-        body = [helper.make_node("Identity", inputs[:1], ["out"])]
-        return helper.make_function("own", name, inputs, ["out"], body, [helper.make_opsetid("", 17)])
-
-    nodes = [
-        helper.make_node("Mul", ["value", "one"], ["product"], domain="own"),
-        helper.make_node("Floor", ["product"], ["unused"], domain="own"),
-        helper.make_node("Erf", ["x"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
-    graph = helper.make_graph(nodes, "graph", [x], [y], [value, one])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    functions = [calls("Mul", ["a", "b"]), calls("Floor", ["a"])]
-    model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
+    model = models.parse(
+        """(float[1, 4] x) => (float[1, 4] y) <int64[1] one = {1}> {
+            product = local.Mul(value, one)
+            unused = local.Floor(product)
+            y = Erf(x)
+        }
+        <domain: "local", opset_import: ["": 17]> Mul (a, b) => (out) { out = Identity(a) }
+        <domain: "local", opset_import: ["": 17]> Floor (a) => (out) { out = Identity(a) }"""
+    )
+    model.graph.initializer.append(value)
     onnx.checker.check_model(model)
     return model
 

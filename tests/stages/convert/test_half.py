@@ -16,7 +16,7 @@ from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.convert.weights import read_graph, read_pieces
 from ortprep.stages.core.graph_walk import walk_graphs, walk_initializers
 from tests import builders as models
-from tests.builders import build_model, tensor, value, write_external_model, write_model
+from tests.builders import write_external_model, write_model
 
 FLOAT = TensorProto.FLOAT
 LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -64,37 +64,37 @@ def run(model, feeds, level):
     return session.run(None, given)
 
 
-def chain(*operators, weights=None, opset=models.OPSET):
+def chain(*operators, weights=None):
     """`x` [4] through operators named `n0`, `n1`, … to `y` [4]; a pair has a weight for second input."""
     names = ["x", *(f"v{i}" for i in range(1, len(operators))), "y"]
     nodes = []
     for i, each in enumerate(operators):
         kind, *others = (each,) if isinstance(each, str) else each
-        nodes.append(helper.make_node(kind, [names[i], *others], [names[i + 1]], name=f"n{i}"))
-    tensors = [tensor(name, np.asarray(numbers, np.float32)) for name, numbers in (weights or {}).items()]
-    model = build_model(
-        nodes, inputs=[value("x", FLOAT, [4])], outputs=[value("y", FLOAT, [4])], initializers=tensors
-    )
-    model.opset_import[0].version = opset
-    return model
+        nodes.append(f"[n{i}] {names[i + 1]} = {kind} ({', '.join((names[i], *others))})")
+    tensors = {name: np.asarray(numbers, np.float32) for name, numbers in (weights or {}).items()}
+    return models.parse(f"(float[4] x) => (float[4] y) {{ {' '.join(nodes)} }}", **tensors)
 
 
 def filled():
     """`y` = `x` + a tensor of [4] that ConstantOfShape fills."""
-    filling = helper.make_tensor("value", FLOAT, [1], [0.5])
-    model = chain(("Add", "c"))
-    model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["shape"], ["c"], value=filling))
-    model.graph.initializer.append(tensor("shape", np.array([4])))
-    return model
+    return models.parse(
+        """(float[4] x) => (float[4] y) <int64[1] shape = {4}> {
+            c = ConstantOfShape <value = float[1] {0.5}> (shape)
+            [n0] y = Add(x, c)
+        }"""
+    )
 
 
 def sequence_net():
     """`y` is a number of `x`, by way of a sequence."""
-    model = chain("Relu", "SplitToSequence", ("SequenceAt", "one"), "Neg")
-    model.graph.node[1].attribute.append(helper.make_attribute("keepdims", 0))
-    model.graph.initializer.append(tensor("one", np.int64(1)))
-    model.graph.output[0].CopyFrom(value("y", FLOAT, []))
-    return model
+    return models.parse(
+        """(float[4] x) => (float y) <int64 one = {1}> {
+            [n0] v1 = Relu(x)
+            [n1] v2 = SplitToSequence <keepdims = 0> (v1)
+            [n2] v3 = SequenceAt(v2, one)
+            [n3] y = Neg(v3)
+        }"""
+    )
 
 
 X4 = np.array([0.5, -1.25, 2.0, 3.5], np.float32)
@@ -188,7 +188,7 @@ def test_what_subgraphs_hold_and_read_stays_float32(tmp_path):
     converted = Converted(model, tmp_path)
 
     assert "exp" in converted.reply.converted
-    assert [converted.weight(name)[0] for name in ("then.w", "else.w")] == [FLOAT, FLOAT]
+    assert [converted.weight(name)[0] for name in ("then_w", "else_w")] == [FLOAT, FLOAT]
     converted.assert_agrees({"x": X4[None]})
 
 
@@ -205,10 +205,15 @@ def test_weights_out_of_range_become_the_largest_number(tmp_path):
 
 def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path):
     weight = np.array([0.1, 0.2, 0.3, 1e30], np.float32)
-    model = chain(("Add", "w"), "Cast", "Cast", ("Mul", "h"), weights={"w": weight})
-    for index, kind in ((1, TensorProto.FLOAT16), (2, FLOAT)):
-        model.graph.node[index].attribute.append(helper.make_attribute("to", kind))
-    model.graph.initializer.append(tensor("h", np.ones(4, np.float32)))
+    model = models.parse(
+        """(float[4] x) => (float[4] y) <float[4] h = {1, 1, 1, 1}> {
+            [n0] v1 = Add(x, w)
+            [n1] v2 = Cast <to = 10> (v1)
+            [n2] v3 = Cast <to = 1> (v2)
+            [n3] y = Mul(v3, h)
+        }""",
+        w=weight,
+    )
 
     converted = Converted(model, tmp_path, name="bf16")
 
@@ -223,15 +228,12 @@ def test_bfloat16_replaces_float32_and_leaves_float16_alone(tmp_path):
 
 def test_a_weight_that_a_kept_node_shares_with_others_is_not_rounded_for_it(tmp_path):
     weight = np.full((8, 8), 1 + 2**-20, np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], name="converted"),
-        helper.make_node("MatMul", ["a", "w"], ["y"], name="kept"),
-    ]
-    model = models.build_model(
-        nodes,
-        inputs=[models.value("x", TensorProto.FLOAT, ["batch", 8])],
-        outputs=[models.value("y", TensorProto.FLOAT, ["batch", 8])],
-        initializers=[models.tensor("w", weight)],
+    model = models.parse(
+        """(float[batch, 8] x) => (float[batch, 8] y) {
+            [converted] a = MatMul(x, w)
+            [kept] y = MatMul(a, w)
+        }""",
+        w=weight,
     )
     converted = Converted(model, tmp_path, keep_nodes=("kept",))
     assert converted.weight("w") == (FLOAT, weight.tobytes())

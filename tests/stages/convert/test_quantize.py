@@ -20,13 +20,11 @@ from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
 from tests.builders import (
-    build_model,
     conv_net,
     loop_net,
     matmul_net,
-    tensor,
+    parse,
     two_inputs,
-    value,
     write_external_model,
 )
 from tests.stages.convert.builders import outlier_net
@@ -111,37 +109,28 @@ def _nodes(folder):
 def _attend():
     """Two products by a weight, of which the third, of two activations, is made; nodes have no names."""
     rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("MatMul", ["x", "wq"], ["q"]),
-        helper.make_node("MatMul", ["x", "wk"], ["k"]),
-        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
-        helper.make_node("MatMul", ["q", "kt"], ["y"]),
-    ]
-    weights = [tensor(name, rng.normal(0, 0.2, (32, 32)).astype(np.float32)) for name in ("wq", "wk")]
-    return build_model(
-        nodes,
-        inputs=[value("x", TensorProto.FLOAT, ["batch", 5, 32])],
-        outputs=[value("y", TensorProto.FLOAT, ["batch", 5, 5])],
-        initializers=weights,
+    return parse(
+        """(float[batch, 5, 32] x) => (float[batch, 5, 5] y) {
+            q = MatMul(x, wq)
+            k = MatMul(x, wk)
+            kt = Transpose <perm = [0, 2, 1]> (k)
+            y = MatMul(q, kt)
+        }""",
+        **{name: rng.normal(0, 0.2, (32, 32)).astype(np.float32) for name in ("wq", "wk")},
     )
 
 
 def _tied():
     """One table that ids are looked up in and that is multiplied by, transposed, twice."""
     rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["h"], name="embed"),
-        helper.make_node("Gemm", ["h", "table", "bias"], ["y"], transB=1, name="first"),
-        helper.make_node("Gemm", ["h", "table"], ["z"], transB=1, name="second"),
-    ]
-    return build_model(
-        nodes,
-        inputs=[value("ids", TensorProto.INT64, ["n"])],
-        outputs=[value(name, TensorProto.FLOAT, ["n", 50]) for name in ("y", "z")],
-        initializers=[
-            tensor("table", rng.normal(0, 1, (50, 32)).astype(np.float32)),
-            tensor("bias", rng.normal(0, 1, 50).astype(np.float32)),
-        ],
+    return parse(
+        """(int64[n] ids) => (float[n, 50] y, float[n, 50] z) {
+            [embed] h = Gather(table, ids)
+            [first] y = Gemm <transB = 1> (h, table, bias)
+            [second] z = Gemm <transB = 1> (h, table)
+        }""",
+        table=rng.normal(0, 1, (50, 32)).astype(np.float32),
+        bias=rng.normal(0, 1, 50).astype(np.float32),
     )
 
 
@@ -170,14 +159,10 @@ def test_one_model_file_and_one_data_file_are_written(tmp_path, name):
 @EVERY_PASS
 def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path, name):
     # As PyTorch does for a classifier, whose Gemm reads its weight transposed.
-    model = build_model(
-        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)],
-        inputs=[value("x", TensorProto.FLOAT, ["n", 32])],
-        outputs=[value("y", TensorProto.FLOAT, ["n", 50])],
-        initializers=[
-            tensor("w", np.random.default_rng(0).normal(0, 0.2, (50, 32)).astype(np.float32)),
-            tensor("b", np.ones(50, np.float32)),
-        ],
+    model = parse(
+        "(float[n, 32] x) => (float[n, 50] y) { y = Gemm <transB = 1> (x, w, b) }",
+        w=np.random.default_rng(0).normal(0, 0.2, (50, 32)).astype(np.float32),
+        b=np.ones(50, np.float32),
     )
     model.graph.value_info.extend(
         helper.make_tensor_value_info(item.name, item.data_type, item.dims)

@@ -13,8 +13,9 @@ from tests import builders as models
 
 def net(*nodes):
     """Returns a model `y = Relu(x)`, and what else is given."""
-    x, y = (models.value(name, TensorProto.FLOAT, [2, 4]) for name in "xy")
-    return models.build_model([helper.make_node("Relu", ["x"], ["y"]), *nodes], inputs=[x], outputs=[y])
+    model = models.parse("(float[2, 4] x) => (float[2, 4] y) { y = Relu(x) }")
+    model.graph.node.extend(nodes)
+    return model
 
 
 def found(model, operators=()):

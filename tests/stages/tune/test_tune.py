@@ -3,7 +3,6 @@ import shutil
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from ortprep.bundle.loader_config import VersionRange
 from ortprep.children.answers import Answer, Answers
@@ -48,13 +47,8 @@ def test_a_target_is_searched_once_it_is_verified():
 
 
 def test_features_of_a_graph_are_those_of_its_bodies_too():
-    kernel = models.tensor("w", np.ones((2, 3, 5), np.float32))
-    wave = models.build_model(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        inputs=[models.value("x", TensorProto.FLOAT, [1, 3, 9])],
-        outputs=[models.value("y", TensorProto.FLOAT, [1, 2, 5])],
-        initializers=[kernel],
-    )
+    text = "(float[1, 3, 9] x) => (float[1, 2, 5] y) { y = Conv(x, w) }"
+    wave = models.parse(text, w=np.ones((2, 3, 5), np.float32))
     assert has_1d_convolutions(wave.graph)
     assert not has_1d_convolutions(models.conv_net().graph)
     assert "MatMul" in {node.op_type for node in walk_operators(models.loop_net())}

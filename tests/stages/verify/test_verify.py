@@ -246,8 +246,7 @@ def test_a_source_that_does_not_run_is_not_blamed_on_the_candidate(build):
 
 
 def test_a_random_model_is_called_random(build_in_children):
-    node = onnx.helper.make_node("RandomNormal", [], ["y"], shape=[8])
-    model = models.build_model([node], inputs=[], outputs=[models.value("y", onnx.TensorProto.FLOAT, [8])])
+    model = models.parse("() => (float[8] y) { y = RandomNormal <shape = [8]> () }")
     with pytest.raises(VerificationError, match="different answers each time") as caught:
         build_in_children.verify(model)
     assert "seed" in str(caught.value.hint)
@@ -377,14 +376,12 @@ def test_of_every_output_all_is_recorded_or_as_much_of_it_as_has_room(tmp_path_f
 def two_outputs():
     """`first` = left · a, `second` = left · b."""
     rng = np.random.default_rng(0)
-    return models.build_model(
-        [
-            onnx.helper.make_node("MatMul", ["left", "a"], ["first"]),
-            onnx.helper.make_node("MatMul", ["left", "b"], ["second"]),
-        ],
-        inputs=[models.value("left", onnx.TensorProto.FLOAT, ["batch", 4])],
-        outputs=[models.value(name, onnx.TensorProto.FLOAT, ["batch", 3]) for name in ("first", "second")],
-        initializers=[models.tensor(name, rng.standard_normal((4, 3), np.float32)) for name in ("a", "b")],
+    return models.parse(
+        """(float[batch, 4] left) => (float[batch, 3] first, float[batch, 3] second) {
+            first = MatMul(left, a)
+            second = MatMul(left, b)
+        }""",
+        **{name: rng.standard_normal((4, 3), np.float32) for name in ("a", "b")},
     )
 
 
@@ -403,14 +400,12 @@ def normalized_conv():
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((8, 3, 3, 3), np.float32)}
     weights |= {name: rng.uniform(0.5, 2, 8).astype(np.float32) for name in ("scale", "bias", "mean", "var")}
-    return models.build_model(
-        [
-            onnx.helper.make_node("Conv", ["image", "w"], ["conv"]),
-            onnx.helper.make_node("BatchNormalization", ["conv", "scale", "bias", "mean", "var"], ["y"]),
-        ],
-        inputs=[models.value("image", onnx.TensorProto.FLOAT, ["batch", 3, 16, 16])],
-        outputs=[models.value("y", onnx.TensorProto.FLOAT, ["batch", 8, 14, 14])],
-        initializers=[models.tensor(name, array) for name, array in weights.items()],
+    return models.parse(
+        """(float[batch, 3, 16, 16] image) => (float[batch, 8, 14, 14] y) {
+            conv = Conv(image, w)
+            y = BatchNormalization(conv, scale, bias, mean, var)
+        }""",
+        **weights,
     )
 
 
