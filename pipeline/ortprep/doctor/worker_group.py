@@ -140,7 +140,7 @@ def use_session(plan: SessionPlan, sample: str, window_s: float) -> ProcessFigur
         runs_ms = _measure(lambda: run_session(session, feeds), window_s)
     except BaseException as error:
         barrier.abort()
-        if isinstance(error, onnxruntime_errors()):
+        if isinstance(error, onnxruntime_errors()) and not isinstance(error, BrokenBarrierError):
             problem = f"ONNX Runtime cannot run {plan.model}\n  {type(error).__name__}: {error}"
             raise LoadError(problem) from error
         raise
