@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import onnx
+if TYPE_CHECKING:
+    import onnx
 
-from ortprep.stages.convert.weights import read_pieces
-from ortprep.stages.core.graph_walk import walk_tensors
+# A build's own process names this child function, and is to stay small: what reads models is imported below.
 
 
 class SharingRequest(NamedTuple):
@@ -40,6 +40,10 @@ def share_weights(request: SharingRequest) -> Path | None:
     Raises:
         OSError: A file cannot be read, or the disk is full.
     """
+    import onnx
+
+    from ortprep.stages.core.graph_walk import walk_tensors
+
     model = onnx.load(request.model, load_external_data=False)
     needed = [tensor for tensor in walk_tensors(model) if tensor.data_location == tensor.EXTERNAL]
     for other in request.others if needed else ():
@@ -67,6 +71,8 @@ def _reference(tensor: onnx.TensorProto) -> dict[str, str]:
 
 def _digests(tensors: Iterable[onnx.TensorProto], folder: Path) -> list[bytes]:
     """Returns the digest of each tensor's values, which are in files below a folder."""
+    from ortprep.stages.convert.weights import read_pieces
+
     digests = []
     for tensor in tensors:
         hasher = hashlib.sha256()
