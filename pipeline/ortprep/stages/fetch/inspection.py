@@ -66,10 +66,8 @@ def inspect_model(request: tuple[str, str]) -> ModelFacts:
             f"  expected bfloat16, or a type of numpy; got {unusable}",
             hint="cast them inside the model, whose weights may stay as they are",
         )
-    external: dict[str, int] = {}
-    for location in locations:  # more than those of tensors that say so: no reader sees another one
-        file = check_location(location, model=name)
-        external[file] = max(facts.external.get(location, 0), external.get(file, 0))
+    # More than those of tensors that say so: no reader sees another one.
+    external = {check_location(place, model=name): facts.external.get(place, 0) for place in locations}
     return replace(facts, external=external)
 
 
@@ -178,21 +176,28 @@ def has_1d_convolutions(graph: onnx.GraphProto) -> bool:
 
 
 def check_location(location: str, *, model: str) -> str:
-    """Returns an external data location as a plain relative path.
+    """Returns an external data location, which has to be a plain relative path.
 
     Raises:
         SourceError: The path is absolute, climbs out, has characters that nobody can print, or is no path. A
-            star begins what ONNX Runtime takes for an address in memory.
+            star begins what ONNX Runtime takes for an address in memory. Or it is one that no bundle may
+            have, since it can be written shorter.
     """
-    pure = PurePosixPath(location)
+    pure, hint = PurePosixPath(location), "save the model again with its external data beside it"
     is_odd = not location.isprintable() or any(character in location for character in "\\*")
     if is_odd or pure.is_absolute() or ".." in pure.parts or not pure.parts or len(location) > 1024:
         raise SourceError(
             f"external data outside the model's folder: {location[:200]!r} in {model}\n"
             "  expected a relative path below the folder",
-            hint="save the model again with its external data beside it",
+            hint=hint,
         )
-    return str(pure)
+    if location != str(pure):
+        raise SourceError(
+            f"external data has a name that no bundle may have: {location!r} in {model}\n"
+            f"  expected it without empty parts and '.', as {str(pure)!r}",
+            hint=hint,
+        )
+    return location
 
 
 def find_beside(model: Path, location: str) -> Path:
