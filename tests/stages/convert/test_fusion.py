@@ -164,6 +164,20 @@ def test_values_are_read_wherever_they_lie(model, tmp_path):
     assert values_of(read_graph(external), external.parent) == expected
 
 
+@pytest.mark.parametrize("ir_version", [3, 4])
+def test_initializers_that_callers_may_override_are_refused(tmp_path, ir_version):
+    """Before version 4 of the format every initializer is an input too, and a constant all the same."""
+    model = matmul_net(layers=2)
+    model.ir_version = ir_version
+    model.graph.input.append(models.value("w1", TensorProto.FLOAT, [64, 64]))
+    path = write_model(model, tmp_path / "m.onnx")
+    if ir_version == 3:
+        assert [one.name for one in read_graph(path).graph.input] == ["x"]
+        return
+    with pytest.raises(StageError, match="initializers that callers may override: w1"):
+        read_graph(path)
+
+
 def test_external_data_that_is_short_missing_or_of_another_length_is_reported(tmp_path):
     path = write_external_model(matmul_net(layers=1), tmp_path / "m.onnx")
     graph = read_graph(path)

@@ -45,6 +45,7 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
     Raises:
         ValueError: The file is not an ONNX model.
+        StageError: Callers may give values for its weights.
         OSError: The file cannot be read.
     """
 
@@ -149,10 +150,22 @@ def move_weights(model: onnx.ModelProto, folder: Path, written: Path) -> None:
 
 
 def keep_real_inputs(model: onnx.ModelProto) -> None:
-    """Removes inputs that initializers fill, so that the interface lists real inputs only."""
-    model.ir_version = max(model.ir_version, _LISTED_INITIALIZERS_BEFORE_IR)
+    """Removes inputs that initializers fill, so that the interface lists real inputs only.
+
+    Raises:
+        StageError: Callers may give values for them: no pass converts what is no constant.
+    """
     filled = {tensor.name for tensor in model.graph.initializer}
-    for value in [value for value in model.graph.input if value.name in filled]:
+    listed = [value for value in model.graph.input if value.name in filled]
+    if listed and model.ir_version >= _LISTED_INITIALIZERS_BEFORE_IR:
+        raise StageError(
+            f"initializers that callers may override: {', '.join(value.name for value in listed[:5])}\n"
+            f"  expected constants only, got {len(listed)} that are inputs as well",
+            hint="python -m onnxruntime.tools.remove_initializer_from_input --input MODEL --output NEW   "
+            "(if nobody overrides them)",
+        )
+    model.ir_version = max(model.ir_version, _LISTED_INITIALIZERS_BEFORE_IR)
+    for value in listed:
         model.graph.input.remove(value)
 
 
