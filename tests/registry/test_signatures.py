@@ -4,19 +4,13 @@ import base64
 import json
 import shutil
 import subprocess
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from model_signing import hashing, signing, verifying
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from ortprep.bundle.codec import canonical_json
 from ortprep.bundle.digest import digest_bytes
 from ortprep.cli import registry_commands
 from ortprep.errors import (
@@ -176,7 +170,7 @@ def test_a_signature_of_one_part_is_none_of_a_part_that_differs_in_anything(keys
     }[changed]
     signature = sign_part(part, keys[0])
     verify_part(part, [signature], keys[1])
-    with pytest.raises(SignatureError, match=f"signature of something else\n.*{other.digest}|{other.digest}"):
+    with pytest.raises(SignatureError, match=f"{other.digest}(.|\n)*got 1 of something else"):
         verify_part(other, [signature], keys[1])
 
 
@@ -185,109 +179,15 @@ def test_the_signature_of_another_part_does_not_count(catalogue, signed, keys, t
     evil = write_bundle(tmp_path / "evil", Build((Made("portable", weights=b"evil"),), spec=b"x"))
     published = publish(evil, catalogue)
     catalogue.attach_signature(catalogue.read_part("net", published.part), good)
-    with pytest.raises(SignatureError, match=f"expected {published.part}, got"):
+    with pytest.raises(SignatureError, match=f"{published.part}(.|\n)*got 1 of something else"):
         pull_it(catalogue, tmp_path / "out", keys[1])
 
 
-# Weak forms, which model-signing itself accepts
-
-
-def resigned(signature, key, change):
-    """The same signature with another statement inside, made by the holder of the key."""
-    bundle = json.loads(signature)
-    statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
-    change(statement)
-    payload = json.dumps(statement).encode()
-    kind = bundle["dsseEnvelope"]["payloadType"]
-    private = load_pem_private_key(key.read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    encoded = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
-    signed = private.sign(encoded, ec.ECDSA(hashes.SHA256()))
-    bundle["dsseEnvelope"]["payload"] = base64.b64encode(payload).decode()
-    bundle["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(signed).decode()
-    return canonical_json(bundle)
-
-
-def model_signing_accepts(part, signature, key, folder):
-    """Whether model-signing's own verifier accepts it; it raises, or returns."""
-    folder.mkdir(exist_ok=True)
-    (folder / "part.json").write_bytes(part.data)
-    (folder / "part.sig").write_bytes(signature)
-    verifier = verifying.Config  # untyped
-    verifier().use_elliptic_key_verifier(public_key=key).verify(folder / "part.json", folder / "part.sig")
-    return True
-
-
-def leave_out_all_files(statement):
-    statement["predicate"]["resources"] = []
-    statement["predicate"]["serialization"]["ignore_paths"] = ["."]
-    statement["subject"][0]["digest"]["sha256"] = digest_bytes(b"").removeprefix("sha256:")
-
-
-def use_the_first_format(statement):
-    (resource,) = statement["predicate"]["resources"]
-    statement["predicateType"] = "https://model_signing/Digests/v0.1"
-    statement["subject"] = [{"name": resource["name"], "digest": {"sha256": resource["digest"]}}]
-
-
-@pytest.mark.parametrize("change", [leave_out_all_files, use_the_first_format])
-def test_a_signature_that_says_less_is_refused(keys, tmp_path, change):
-    part = make_part("net", {"loader.json": b"1"})
-    weak = resigned(sign_part(part, keys[0]), keys[0], change)
-    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
-    with pytest.raises(SignatureError, match=r"expected https://model_signing/signature/v1\.0|got \[\]"):
-        verify_part(part, [weak], keys[1])
-
-
-def test_a_signature_over_another_kind_of_digest_is_refused(keys, tmp_path):
-    part = make_part("net", {"loader.json": b"1"})
-    (tmp_path / "part.json").write_bytes(part.data)
-    signer = signing.Config  # untyped
-    hasher = hashing.Config
-    config = signer().use_elliptic_key_signer(private_key=keys[0])
-    config.set_hashing_config(hasher().use_file_serialization(hashing_algorithm="blake3"))
-    config.sign(tmp_path / "part.json", tmp_path / "part.sig")
-    weak = (tmp_path / "part.sig").read_bytes()
-    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
-    with pytest.raises(SignatureError, match=r"got .*'algorithm': 'blake3"):
-        verify_part(part, [weak], keys[1])
-
-
-def test_a_signature_without_the_name_of_its_key_is_refused(keys, tmp_path, capsys):
-    part = make_part("net", {"loader.json": b"1"})
-    bundle = json.loads(sign_part(part, keys[0]))
-    del bundle["verificationMaterial"]["publicKey"]["hint"]
-    weak = canonical_json(bundle)
-    assert model_signing_accepts(part, weak, keys[1], tmp_path / "tool"), "or this proves nothing"
-    assert "WARNING" in capsys.readouterr().out
-    with pytest.raises(SignatureError, match="with the key's name"):
-        verify_part(part, [weak], keys[1])
-    assert capsys.readouterr().out == ""
-
-
-def test_a_statement_that_was_changed_after_it_was_signed_is_refused(keys, tmp_path):
-    part, evil = make_part("net", {"loader.json": b"1"}), make_part("net", {"loader.json": b"2"})
-    bundle = json.loads(sign_part(part, keys[0]))
-    payload = base64.b64decode(bundle["dsseEnvelope"]["payload"])
-    changed = payload.replace(part.digest[7:].encode(), evil.digest[7:].encode())
-    bundle["dsseEnvelope"]["payload"] = base64.b64encode(changed).decode()
-    with pytest.raises(SignatureError, match="expected one by this key"):
-        verify_part(evil, [canonical_json(bundle)], keys[1])
-
-
-def test_another_key_of_the_same_name_is_refused(keys, tmp_path):
-    part = make_part("net", {"loader.json": b"1"})
-    mine, theirs = sign_part(part, keys[0]), sign_part(part, write_keys(tmp_path / "theirs")[0])
-    hint = json.loads(mine)["verificationMaterial"]["publicKey"]["hint"]
-    forged = json.loads(theirs)
-    forged["verificationMaterial"]["publicKey"]["hint"] = hint
-    for signature in (theirs, canonical_json(forged)):
-        with pytest.raises(SignatureError, match=r"Key mismatch|expected one by this key"):
-            verify_part(part, [signature], keys[1])
+# Signatures that are none
 
 
 @pytest.mark.parametrize(
-    "data", [b"junk", b"{}", b'{"verificationMaterial":[]}', b"[" * 5000, b"\xff", b" " * MAX_SIGNATURE_BYTES]
+    "data", [b"", b"junk", b"{}", b"AAAA", b"A" * 10**6, b"\xff", b" " * MAX_SIGNATURE_BYTES]
 )
 def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys, data):
     part = make_part("net", {"loader.json": b"1"})
@@ -297,16 +197,12 @@ def test_a_signature_that_is_none_does_not_stand_in_the_way_of_one(keys, data):
         verify_part(part, [data + good if data.isspace() else data], keys[1])
 
 
-def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_out(
-    registry, catalogue, signed, keys, tmp_path
-):
+def test_a_forged_signature_does_not_keep_the_real_one_out(registry, catalogue, signed, keys, tmp_path):
     part = part_of(catalogue)
     ((good,),) = catalogue.read_signatures(part).values()
     for path in Path(registry, "net/signatures").iterdir():
         path.unlink()
-    forged = json.loads(good)
-    forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(b"0" * 64).decode()
-    catalogue.attach_signature(part, canonical_json(forged))
+    catalogue.attach_signature(part, good[:-8] + b"AAAAAA==")
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "before", keys[1])
     publish(tmp_path / "bundle", catalogue, private_key=keys[0], public_key=keys[1])
@@ -318,12 +214,8 @@ def test_a_forged_signature_with_the_name_of_the_key_does_not_keep_the_real_one_
 def test_many_forged_signatures_do_not_crowd_out_the_real_one(catalogue, signed, keys, tmp_path):
     """A pulled bundle keeps some signatures only; anybody who may push can attach more."""
     part = part_of(catalogue)
-    ((good,),) = catalogue.read_signatures(part).values()
-    forged = json.loads(good)
     for number in range(200):
-        sig = number.to_bytes(64, "big")
-        forged["dsseEnvelope"]["signatures"][0]["sig"] = base64.b64encode(sig).decode()
-        catalogue.attach_signature(part, canonical_json(forged))
+        catalogue.attach_signature(part, base64.b64encode(number.to_bytes(64, "big")))
     pull_it(catalogue, tmp_path / "out", keys[1])
     assert verify_bundle(tmp_path / "out", keys[1]) == part
     receipt = json.loads((tmp_path / "out/.registry/pulled.json").read_bytes())
@@ -383,7 +275,7 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
         promote_slow()
     evil = publish_it("evil", 1e6)
     catalogue.backend.put_ref("net", Kind.ALIAS, "production", evil.version.data)
-    read = []
+    read: list[Any] = []
     fetch = catalogue.fetch_records
     catalogue.fetch_records = lambda part, folder: read.append(part.digest) or fetch(part, folder)
     with pytest.raises(PromotionRefusedError, match=f"no valid signature: net .{evil.part}") as refused:
@@ -396,8 +288,8 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
 
 def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):
     publish(write_bundle(tmp_path / "foreign"), catalogue)
-    opened = []
-    catalogue.backend.open_file = lambda *args: opened.append(args)
+    opened: list[Any] = []
+    catalogue.backend.open_file = lambda *args: opened.append(args)  # type: ignore[method-assign]
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "out", keys[1])
     assert opened == []
@@ -406,17 +298,30 @@ def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):
 # Keys, and the tool
 
 
-def test_the_tool_of_model_signing_verifies_the_same(signed, catalogue, tmp_path, keys):
-    ((found,),) = catalogue.read_signatures(part_of(catalogue)).values()
-    signature = tmp_path / "model.sig"
-    signature.write_bytes(found)
-    document = signed / ".registry/part.json"
-    tool = [sys.executable, "-m", "model_signing", "verify", "key", str(document)]
-    command = [*tool, "--signature", str(signature), "--public_key", str(keys[1])]
-    done = subprocess.run(command, capture_output=True, timeout=600, check=False, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_openssl_verifies_the_same(signed, tmp_path, keys):
+    receipt = json.loads((signed / ".registry/pulled.json").read_bytes())
+    document, signature = signed / ".registry/part.json", tmp_path / "part.sig"
+    signature.write_bytes(base64.b64decode(receipt["signatures"][0]))
+    tool = ["openssl", "dgst", "-sha256", "-verify", str(keys[1]), "-signature", str(signature)]
+    assert subprocess.run([*tool, str(document)], capture_output=True, check=False).returncode == 0
     document.write_bytes(document.read_bytes() + b"\n")
-    assert subprocess.run(command, capture_output=True, timeout=600, check=False).returncode != 0
+    assert subprocess.run([*tool, str(document)], capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "key", [ec.generate_private_key(ec.SECP192R1()), rsa.generate_private_key(65537, 2048)]
+)
+def test_a_key_of_another_kind_signs_and_verifies_nothing(tmp_path, keys, key):
+    part, (private, public) = (
+        make_part("net", {"loader.json": b"1"}),
+        (tmp_path / "own.pem", tmp_path / "own.pub"),
+    )
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    with pytest.raises(SignatureError, match="expected one of secp256r1"):
+        sign_part(part, private)
+    with pytest.raises(SignatureError, match="expected one of secp256r1"):
+        verify_part(part, [sign_part(part, keys[0])], public)
 
 
 def test_a_key_with_a_password_needs_it(tmp_path, monkeypatch):
@@ -462,49 +367,3 @@ def test_what_is_no_key_verifies_nothing(keys, tmp_path, content):
         verify_part(part, [good], key)
     with pytest.raises(SignatureError, match="cannot sign net"):
         sign_part(part, key)
-
-
-def certificate(name, issuer, key, issuer_key, *, is_ca):
-    """A certificate that was valid for a day in the year 2000."""
-    own, signer = (load_pem_private_key(file.read_bytes(), None) for file in (key, issuer_key))
-    assert isinstance(own, ec.EllipticCurvePrivateKey)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
-    usages = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
-    usage = dict.fromkeys((*usages, "encipher_only", "decipher_only"), False)
-    subjects = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, issuer)]
-    builder = (
-        x509.CertificateBuilder(
-            subject_name=subjects[0], issuer_name=subjects[1], public_key=own.public_key()
-        )
-        .serial_number(1 + is_ca)
-        .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
-        .not_valid_after(datetime(2000, 1, 2, tzinfo=UTC))
-        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=not is_ca, key_cert_sign=is_ca, **usage), critical=True
-        )
-    )
-    if not is_ca:
-        purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])
-        builder = builder.add_extension(purpose, critical=False)
-    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
-
-
-def test_a_certificate_that_expired_verifies_nothing(keys, tmp_path):
-    authority = write_keys(tmp_path / "authority")[0]
-    chain, own = tmp_path / "ca.pem", tmp_path / "own.pem"
-    chain.write_bytes(certificate("CA", "CA", authority, authority, is_ca=True))
-    own.write_bytes(certificate("ci", "CA", keys[0], authority, is_ca=False))
-    part = make_part("net", {"loader.json": b"1"})
-    document, signature = tmp_path / "part.json", tmp_path / "part.sig"
-    document.write_bytes(part.data)
-    signer = signing.Config  # untyped
-    verifier = verifying.Config
-    config = signer().use_certificate_signer(
-        private_key=keys[0], signing_certificate=own, certificate_chain=[chain]
-    )
-    config.sign(document, signature)
-    verifier().use_certificate_verifier(certificate_chain=[chain]).verify(document, signature)
-    for text in (str(chain), str(own), f"certificate:certificate_chain={chain},subject=ci"):
-        with pytest.raises(SignatureError, match="no valid signature: net"):
-            verify_part(part, [signature.read_bytes(), sign_part(part, keys[0])], Path(text))
