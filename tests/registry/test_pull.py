@@ -15,7 +15,7 @@ import pytest
 from ortprep.bundle.digest import DigestCache, digest_bytes
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import IntegrityError, RegistryError, RegistryUnavailableError
+from ortprep.errors import IntegrityError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.publish import publish
 from ortprep.registry.pull import TIMEOUT_VARIABLE, PullRequest, pull, pull_cached
@@ -182,25 +182,35 @@ def test_the_cache_has_what_load_pulled_and_asks_the_registry_which_version(regi
         pull_cached(PullRequest(VersionRef("net", "v1")), other, hardware=BARE)
 
 
+@pytest.mark.parametrize("what", ["stale", "gone", "not mounted"])
 def test_a_digest_that_was_pulled_needs_no_registry_that_can_be_reached(
-    catalogue, tmp_path, monkeypatch, caplog
+    registry, catalogue, tmp_path, monkeypatch, caplog, what
 ):
     _, public = write_keys(tmp_path / "keys")
     version = publish(write_bundle(tmp_path / "bundle"), catalogue, label="v1").version
     reference = VersionRef("net", version.digest)
     pulled = pull_cached(PullRequest(reference), catalogue, hardware=BARE)
 
-    def fail(*_):
-        raise RegistryUnavailableError("cannot list: status 503")
+    if what == "not mounted":
+        Path(registry).rename(tmp_path / "elsewhere")
+        Path(registry).mkdir()
+    elif what == "gone":
+        Path(registry).rename(tmp_path / "elsewhere")
+    else:
 
-    monkeypatch.setattr(catalogue.backend, "list_refs", fail)
+        def fail(*_, **__):
+            raise OSError(errno.ESTALE, "stale file handle")
+
+        monkeypatch.setattr("ortprep.transport.transfer.FIRST_PAUSE_S", 0.0)
+        monkeypatch.setattr(catalogue.backend._folder._filesystem, "ls", fail)
+    kind = RegistryUnavailableError if what == "stale" else NotPublishedError
     assert pull_cached(PullRequest(reference), catalogue, hardware=BARE).path == pulled.path
     assert "using what was pulled before" in caplog.text
     for request in (PullRequest(VersionRef("net", "v1")), PullRequest(reference, public_key=public)):
-        with pytest.raises(RegistryUnavailableError):
+        with pytest.raises(kind):
             pull_cached(request, catalogue, hardware=BARE)
     (pulled.path / "golden.npz").write_bytes(b"damaged")
-    with pytest.raises(RegistryUnavailableError):
+    with pytest.raises(kind):
         pull_cached(PullRequest(reference), catalogue, hardware=BARE)
 
 

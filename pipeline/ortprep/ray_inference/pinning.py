@@ -11,7 +11,7 @@ from pathlib import Path
 from ortprep.bundle.codec import encode
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import read_loader_config
-from ortprep.errors import IntegrityError, RegistryUnavailableError
+from ortprep.errors import IntegrityError, NotPublishedError, RegistryUnavailableError
 from ortprep.ray_inference.config import ServeConfig
 from ortprep.runtime.loading.sources import locate
 
@@ -74,7 +74,8 @@ def pin_version(
 def follow_aliases(bundles: Mapping[str, PinnedBundle], config: ServeConfig) -> dict[str, PinnedBundle]:
     """Returns what the aliases of bundles, by model, name now.
 
-    Without `watch_s`, and where a registry cannot be reached, a bundle stays at its version.
+    Without `watch_s`, and while a registry cannot be reached or has no such alias, a bundle stays at its
+    version.
     """
     if not config.watch_s:
         return dict(bundles)
@@ -83,7 +84,7 @@ def follow_aliases(bundles: Mapping[str, PinnedBundle], config: ServeConfig) -> 
         try:
             if pinned.alias:
                 _, followed[name] = pin_version(pinned.alias, require_signature=config.load.require_signature)
-        except RegistryUnavailableError as error:
+        except (RegistryUnavailableError, NotPublishedError) as error:
             log.warning("%s stays at %s: %s", name, pinned.version, error.message)
     return followed
 

@@ -24,7 +24,13 @@ from ortprep.bundle.verification import (
     compare_files,
     describe_loss,
 )
-from ortprep.errors import BundleError, RegistryError, RegistryUnavailableError, hint_of_os_error
+from ortprep.errors import (
+    BundleError,
+    NotPublishedError,
+    RegistryError,
+    RegistryUnavailableError,
+    hint_of_os_error,
+)
 from ortprep.quoting import quoted
 from ortprep.registry.backend import ref_name
 from ortprep.registry.catalogue import Catalogue
@@ -132,7 +138,8 @@ def pull_cached(
 
     A signature is verified, and whoever makes a session hashes its files: remembered digests do until then.
 
-    While a registry cannot be reached, a version is enough that was pulled before and is named by its digest.
+    Of a registry that cannot be reached, or does not have the version now, as a folder that is not mounted, a
+    version is enough that was pulled before and is named by its digest.
 
     Raises:
         CacheError: The cache cannot be made, or others could change what is in it.
@@ -142,7 +149,7 @@ def pull_cached(
         folder.chmod(0o700)  # files in it have what the umask asks for
         try:
             version, part = _choose(request, catalogue, hardware)
-        except RegistryUnavailableError as error:
+        except (RegistryUnavailableError, NotPublishedError) as error:
             found = _find_pulled(request, folder)
             if found is None:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -52,6 +53,8 @@ _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")
 """What filesystems call the time of the last write."""
 
 _FINAL = (IsADirectoryError, NotADirectoryError, NotImplementedError)
+_UNREACHABLE = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN})
+"""What `OSError.errno` is when a mounted folder does not answer."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,8 @@ class FsspecFolder:
             if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 hint = hint_of_os_error(error, self._root)
                 raise RegistryError(f"cannot write {reason}", hint=hint) from error
-            kind = RegistryError if self._is_local or isinstance(error, _FINAL) else RegistryUnavailableError
+            is_lasting = self._is_local and getattr(error, "errno", None) not in _UNREACHABLE
+            kind = RegistryError if is_lasting or isinstance(error, _FINAL) else RegistryUnavailableError
             raise kind(f"the registry failed: {reason}") from error
 
 
