@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError, RunError
-from ortprep.runtime.packets import RUN, Packet, place_arrays
+from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
+from ortprep.runtime.packets import place_arrays
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
-from ortprep.runtime.pool.worker_main import Server
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["enter", "answer", "lose", "open", "withdraw"]), st.integers(0, 9)),
@@ -212,45 +211,6 @@ def test_a_model_without_workers_and_a_closed_dispatcher_refuse_what_waits_and_w
     assert isinstance(waiting[1].error, PoolClosedError)
     with pytest.raises(PoolClosedError):
         bench.dispatcher.acquire(request("b"))
-
-
-@pytest.mark.parametrize(
-    ("marks", "blamed"),
-    [
-        ((), (False, False)),
-        (("sent 0",), (True, False)),
-        (("sent 0", "sent 1", "begun 1"), (False, True)),
-        (("sent 0", "sent 1", "begun 0", "begun 1"), (True, False)),
-        (("sent 0", "begun 0", "done 0"), (False, False)),
-    ],
-)
-def test_a_worker_died_of_what_it_was_at(marks, blamed):
-    descriptor = WorkerMemory.create()
-    memory = WorkerMemory(descriptor)
-    os.close(descriptor)
-    for mark in marks:
-        name, lane = mark.split()
-        getattr(memory, f"mark_{name}")(int(lane))
-    assert memory.find_blame() == blamed
-    memory.close()
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize(("error", "is_blamed"), [(RunError("refused"), False), (AssertionError(), True)])
-def test_a_run_that_is_refused_is_over_and_one_that_ends_the_worker_is_not(error, is_blamed):
-    def fail(_):
-        raise error
-
-    descriptor = WorkerMemory.create()
-    server = Server({0: SimpleNamespace(run=fail)}, descriptor)
-    os.close(descriptor)
-    memory = server._memory
-    memory.mark_sent(0)
-    with pytest.raises(type(error)):
-        server.answer(0, Packet(RUN, 0, 1, 0, b"", {}))
-    assert memory.is_busy == is_blamed
-    assert memory.find_blame() == (is_blamed, False)
-    memory.close()
 
 
 @pytest.mark.attack

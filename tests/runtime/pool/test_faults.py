@@ -136,12 +136,23 @@ def test_a_lane_is_free_again_although_no_thread_could_wait_for_its_late_answer(
         wait_for(lambda: pool.stats().pending == 0, what="no request is left")
 
 
-def test_a_worker_that_never_begins_a_request_is_ended_and_replaced(bundle):
+def test_a_worker_that_never_begins_a_request_is_ended_and_another_answers(bundle):
     with SessionPool(bundle, PoolConfig(**SOON, run_timeout_s=1)) as pool:
         freeze(pool.stats().workers[0].pid or 0)
-        with pytest.raises(WorkerDiedError, match=r"took too long for one request(?s:.)*SIGKILL"):
-            pool.run(batch())
-        assert is_right(submit(pool, batch(), retries=9))
+        assert is_right(submit(pool, batch()))
+        assert pool.stats().workers[0].restarts == 1
+
+
+@pytest.mark.attack
+def test_only_the_request_that_a_worker_had_begun_is_to_blame(bundle):
+    with SessionPool(bundle, PoolConfig(**SOON, worker=BAD)) as pool:
+        begun = submit(pool, batch(bad_workers.BLOCK))
+        wait_for(bundle.with_name("blocked").exists, what="it runs")
+        sent = submit(pool, batch(2))
+        wait_for(lambda: pool.stats().workers[0].in_flight == 2, what="both lanes are in use")
+        os.kill(pool.stats().workers[0].pid or 0, signal.SIGKILL)
+        assert isinstance(begun.exception(PATIENCE_S), WorkerDiedError)
+        assert is_right(sent, 2)
 
 
 def test_a_worker_that_answers_twice_is_ended_and_takes_no_more_than_its_request_with_it(bundle):

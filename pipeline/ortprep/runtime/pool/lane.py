@@ -45,7 +45,15 @@ _END_S = 1.0
 
 
 class LostError(Exception):
-    """The worker has ended, or is ended, before it answered."""
+    """The worker has ended, or is ended, before it answered.
+
+    Attributes:
+        is_to_blame: Whether the request is to blame: the worker had taken it off the connection.
+    """
+
+    def __init__(self, *, is_to_blame: bool = True) -> None:
+        super().__init__()
+        self.is_to_blame = is_to_blame
 
 
 class LateError(Exception):
@@ -67,10 +75,10 @@ class Lane:
 
     def __init__(self, worker: Worker, process: WorkerProcess, number: int, run_timeout_s: float) -> None:
         self.worker, self.process = worker, process
-        self._number, self._run_timeout_s = number, run_timeout_s
+        self._run_timeout_s = run_timeout_s
         self._socket = process.sockets[number]
         self._requests, self._answers = process.memory.requests(number), process.memory.answers(number)
-        self._request, self._limit, self._milliseconds = 0, math.inf, 0
+        self._request, self._sent_s, self._milliseconds = 0, 0.0, 0
         self.is_answered = True
 
     def ask(
@@ -90,16 +98,14 @@ class Lane:
             LateError: The deadline passed.
             LostError: The worker ended, or broke the protocol and was ended.
         """
-        self._request, self._limit, self.is_answered = self._request + 1, math.inf, False
+        self._request, self._sent_s, self.is_answered = self._request + 1, time.monotonic(), False
         try:
-            self.process.memory.mark_sent(self._number)
             send_arrays(self._socket, RUN, arrays, self._requests, number=self._request, model=model)
         except ConnectionError as error:
-            raise LostError from error
+            raise LostError(is_to_blame=False) from error
         except Exception as error:
             if self.process.ended.is_set():  # its memory is gone
-                raise LostError from error
-            self.process.memory.mark_done(self._number)
+                raise LostError(is_to_blame=False) from error
             self.is_answered = True
             if not isinstance(error, OSError):
                 raise
@@ -125,9 +131,8 @@ class Lane:
     def _receive(self, deadline: float) -> Packet:
         """Returns the next packet; raises as `ask`."""
         while True:
-            until = min(deadline, self._find_limit())
             try:
-                self._wait_at_most(until - time.monotonic())
+                self._wait_at_most(min(deadline, self._find_limit()) - time.monotonic())
                 packet = receive(self._socket, self.worker.name, self._answers)
             except BlockingIOError:
                 if time.monotonic() < deadline:
@@ -138,6 +143,8 @@ class Lane:
             except MemoryError as error:
                 self.is_answered = True
                 raise NoRoomError("no memory for the copy of an answer") from error
+            except ConnectionResetError as error:  # it ended with the request still in its socket
+                raise LostError(is_to_blame=False) from error
             except OSError as error:  # also where the lane was closed meanwhile
                 raise LostError from error
             if packet is None:
@@ -145,7 +152,7 @@ class Lane:
             if packet.number != self._request:
                 wrong = f"expected an answer to request {self._request}, got one to {packet.number}"
                 raise self._break(violation(self.worker.name, wrong).message)
-            self.is_answered = True
+            self.is_answered, self.process.answered_s = True, time.monotonic()
             return packet
 
     def _wait_at_most(self, seconds: float) -> None:
@@ -160,45 +167,42 @@ class Lane:
             self._milliseconds = milliseconds
 
     def _find_limit(self) -> float:
-        """Returns when the run of this lane's request has taken too long; then the worker is killed."""
-        now, memory = time.monotonic(), self.process.memory
-        since = memory.running_since(self._number)
-        if since < math.inf:
-            self._limit = min(now, since) + self._run_timeout_s
-        elif memory.is_busy or self._limit == math.inf:  # it is the other lane's turn, or it was
-            self._limit = now + self._run_timeout_s
-        if self._limit > now:
-            return self._limit
+        """Returns when the worker has been at its request for too long; then it is killed.
+
+        It does one run after the other, so this request's begins when the other lane's is answered, at worst.
+        """
+        limit = max(self._sent_s, self.process.answered_s) + self._run_timeout_s
+        if limit > time.monotonic():
+            return limit
         self.process.kill(
             PoolError(
                 f"{self.worker.name} took too long for one request\n"
                 f"  expected an answer within {self._run_timeout_s:g} s",
                 hint="PoolConfig(run_timeout_s=…)",
-            ),
-            culprit=self._number,
+            )
         )
         return math.inf
 
     def _break(self, problem: str) -> LostError:
         """Ends the worker, which broke the protocol."""
-        self.process.kill(PoolError(problem), culprit=self._number)
-        return LostError(problem)
+        self.process.kill(PoolError(problem))
+        return LostError()
 
     def close(self) -> None:
         """Closes the connection."""
         close_aside(self._socket.close)
 
-    def find_loss(self, timeout_s: float) -> tuple[PipelineError, bool]:
-        """Waits until the worker has ended; returns why, and whether this lane's request is to blame.
+    def find_loss(self, timeout_s: float) -> PipelineError:
+        """Waits until the worker has ended, and returns why.
 
         Raises:
             LateError: That takes longer than `timeout_s`.
         """
         if not self.process.ended.wait(min(timeout_s, _END_S)):
-            self.process.kill(PoolError(f"{self.worker.name} closed its connection"), culprit=self._number)
+            self.process.kill(PoolError(f"{self.worker.name} closed its connection"))
         if not self.process.ended.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             raise LateError
-        return self.process.error, self.process.is_to_blame(self._number)
+        return self.process.error
 
 
 def require_room(arrays: Mapping[str, Array]) -> None:

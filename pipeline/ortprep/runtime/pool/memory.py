@@ -1,4 +1,4 @@
-"""The memory that a pool and a worker's process share: what the worker is at, and two windows for each lane.
+"""The memory that a pool and a worker's process share: two windows for each lane.
 
 It is a file without a name, sealed against shrinking, whose pages cost nothing until they are written. The
 kernel frees it with the last of both processes. No other worker has it.
@@ -10,7 +10,6 @@ import fcntl
 import math
 import mmap
 import os
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -23,8 +22,7 @@ from ortprep.runtime.tensors.element_types import Array
 LANES = 2
 """Requests that a worker has at once: while one runs, the other travels."""
 
-_SENT = 1
-_SIZE = mmap.PAGESIZE + 2 * LANES * MAX_ARRAYS_BYTES
+_SIZE = 2 * LANES * MAX_ARRAYS_BYTES
 
 
 class Window:
@@ -61,9 +59,6 @@ class Window:
 class WorkerMemory:
     """The memory, mapped in this process.
 
-    The pool marks a lane before it sends a request, the worker when it runs it and when it is done. So after
-    a worker's end the pool knows which request it was at.
-
     Args:
         descriptor: Of the file; `create` makes one.
     """
@@ -85,51 +80,11 @@ class WorkerMemory:
 
     def requests(self, lane: int) -> Window:
         """Returns the window of a lane's requests."""
-        return Window(self._memory, mmap.PAGESIZE + 2 * lane * MAX_ARRAYS_BYTES, is_copied=False)
+        return Window(self._memory, 2 * lane * MAX_ARRAYS_BYTES, is_copied=False)
 
     def answers(self, lane: int) -> Window:
         """Returns the window of a lane's answers, which are copied, since a worker may go wrong."""
-        return Window(self._memory, mmap.PAGESIZE + (2 * lane + 1) * MAX_ARRAYS_BYTES, is_copied=True)
-
-    def mark_sent(self, lane: int) -> None:
-        """Marks a request as sent."""
-        self._mark(lane, _SENT)
-
-    def mark_begun(self, lane: int) -> None:
-        """Marks a request as running from now on."""
-        self._mark(lane, time.monotonic_ns())
-
-    def mark_done(self, lane: int) -> None:
-        """Marks a request as run."""
-        self._mark(lane, 0)
-
-    def _mark(self, lane: int, value: int) -> None:
-        self._memory[8 * lane : 8 * lane + 8] = value.to_bytes(8, "little")
-
-    def _read_mark(self, lane: int) -> int:
-        return int.from_bytes(self._memory[8 * lane : 8 * lane + 8], "little")
-
-    def running_since(self, lane: int) -> float:
-        """Returns when a run began, by `time.monotonic()`; infinite if none runs, or the worker has ended."""
-        try:
-            mark = self._read_mark(lane)
-        except ValueError:  # closed
-            return math.inf
-        return mark / 1e9 if mark > _SENT else math.inf
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request runs, of any lane."""
-        return any(self.running_since(lane) < math.inf for lane in range(LANES))
-
-    def find_blame(self) -> tuple[bool, ...]:
-        """Returns for each lane whether a worker that has ended was at its request, or about to begin it.
-
-        Where two were begun, the first one failed, and the second had its turn while the process ended.
-        """
-        marks = [self._read_mark(lane) for lane in range(LANES)]
-        begun = min([mark for mark in marks if mark > _SENT], default=_SENT)
-        return tuple([mark == begun for mark in marks])
+        return Window(self._memory, (2 * lane + 1) * MAX_ARRAYS_BYTES, is_copied=True)
 
     def close(self) -> None:
         """Gives the memory back, once nobody reads it."""

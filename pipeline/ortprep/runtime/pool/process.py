@@ -109,6 +109,7 @@ class WorkerProcess:
     Attributes:
         sockets: This end of each lane.
         memory: What both share.
+        answered_s: When it last answered, by `time.monotonic()`.
         killed_at: When it was killed, by `time.monotonic()`; infinite for not at all.
         ended: Set when it has ended, once `error` says why.
 
@@ -162,9 +163,7 @@ class WorkerProcess:
         self.ended, self._ending = threading.Event(), threading.Lock()
         self.error: PipelineError = WorkerDiedError(f"{name} died")
         self._reason: PipelineError | None = None
-        self._culprit: int | None = None
-        self._blamed: tuple[bool, ...] = ()
-        self._wakeup, self.killed_at = wakeup, math.inf
+        self._wakeup, self.answered_s, self.killed_at = wakeup, 0.0, math.inf
         self._poll = select.poll()
         for descriptor in (self.sentinel, wakeup.descriptor):
             self._poll.register(descriptor, select.POLLIN)
@@ -196,22 +195,15 @@ class WorkerProcess:
             if packets:
                 self._poll.unregister(first)
 
-    def kill(self, reason: PipelineError | None = None, *, culprit: int | None = None) -> None:
-        """Ends it at once; of several reasons the first counts.
-
-        `culprit`: the lane whose request is to blame; None for the one that runs.
-        """
+    def kill(self, reason: PipelineError | None = None) -> None:
+        """Ends it at once; of several reasons the first counts."""
         with self._ending:
             if not self.ended.is_set():
                 if self.killed_at == math.inf:
-                    self._reason, self._culprit, self.killed_at = reason, culprit, time.monotonic()
+                    self._reason, self.killed_at = reason, time.monotonic()
                     self._wakeup.set()
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
-
-    def is_to_blame(self, lane: int) -> bool:
-        """Returns whether it ended, which it has, because of a lane's request."""
-        return self._blamed[lane] if self._culprit is None else lane == self._culprit
 
     def ask_to_end(self) -> None:
         """Ends its lanes, after which it ends by itself."""
@@ -231,7 +223,6 @@ class WorkerProcess:
             threading.Thread(target=self._process.wait, daemon=True).start()
         with self._ending:
             self.error = said or self._describe_end(code, is_reaped=is_reaped)
-            self._blamed = self.memory.find_blame()
             self.ended.set()
             self.memory.close()
             self.close()

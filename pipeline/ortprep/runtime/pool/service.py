@@ -88,22 +88,22 @@ class Service:
             lane = self.dispatcher.acquire(request, lost=lost)
             try:
                 return self._ask(request, lane)
-            except LostError:
+            except LostError as loss:
                 self.dispatcher.retire(lane.process)
                 try:
-                    self._count_retry(request, lane)
+                    self._count_retry(request, lane, loss)
                 except BaseException:
                     self.dispatcher.release(lane)
                     raise
             request.lane, lost = None, lane
 
-    def _count_retry(self, request: Request, lane: Lane) -> None:
+    def _count_retry(self, request: Request, lane: Lane, loss: LostError) -> None:
         """Waits for the end of a lane's worker; raises why it ended unless the request may be repeated."""
         try:
-            error, is_to_blame = lane.find_loss(request.deadline - time.monotonic())
+            error = lane.find_loss(request.deadline - time.monotonic())
         except LateError:
             raise request.late(f"{lane.worker.name} had it") from None
-        if is_to_blame:
+        if loss.is_to_blame:
             if request.retries <= 0:
                 raise self.dispatcher.closed_error(error) from None
             request.retries -= 1

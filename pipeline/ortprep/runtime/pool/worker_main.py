@@ -1,7 +1,8 @@
-"""What runs in a worker: it makes its sessions, then answers requests, on a thread for each lane.
+"""What runs in a worker: it makes its sessions, then answers requests, one after the other.
 
-One request runs at a time; another may travel meanwhile. Whatever goes wrong with a request is its answer;
-whatever goes wrong with the worker ends the process, and the pool replaces it.
+A request stays in its lane's socket until it is its turn. So if the process ends, the kernel tells the pool
+which requests it had not begun (`ECONNRESET`). Whatever goes wrong with a request is its answer; whatever
+goes wrong with the worker ends the process, and the pool replaces it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import _socket
 import errno
 import gc
 import os
+import select
 import sys
-import threading
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,9 @@ from ortprep.runtime.pool.process import die_with
 from ortprep.telemetry import has_telemetry_thread
 
 if TYPE_CHECKING:
-    from ortprep.runtime import packets
     from ortprep.runtime.opened_model import OpenedModel
+    from ortprep.runtime.pool.memory import Window
     from ortprep.runtime.pool.process import ModelJob, WorkerJob
-    from ortprep.runtime.tensors.element_types import Array
 
 _ANSWERED = PipelineError, MemoryError, OSError
 """Errors that are a request's answer; all others end the worker, which then was at that request."""
@@ -61,7 +61,7 @@ def main(job: WorkerJob) -> None:
         lanes, memory = fork_workers(lanes[0], job)  # comes back in each worker
         ready = replace(ready, private_bytes=written_bytes())
         packets.send_json(lanes[0], packets.REPORT, encode(ready))
-    Server(dict(zip([model.number for model in job.models], models, strict=True)), memory).serve(lanes)
+    serve(lanes, memory, dict(zip([model.number for model in job.models], models, strict=True)))
 
 
 def open_served(model: ModelJob, job: WorkerJob) -> OpenedModel:
@@ -84,56 +84,39 @@ def open_served(model: ModelJob, job: WorkerJob) -> OpenedModel:
     return opened
 
 
-class Server:
-    """Answers the requests of all lanes, one run at a time."""
+def serve(lanes: Sequence[_socket.socket], memory: int, models: Mapping[int, OpenedModel]) -> None:
+    """Answers requests, those of each lane in turn, until the pool closes the lanes."""
+    from ortprep.runtime.pool.memory import WorkerMemory
 
-    def __init__(self, models: dict[int, OpenedModel], memory: int) -> None:
-        from ortprep.runtime.pool.memory import WorkerMemory
+    shared, numbers, poll = WorkerMemory(memory), {}, select.poll()
+    for number, lane in enumerate(lanes):
+        numbers[lane.fileno()] = number
+        poll.register(lane.fileno(), select.POLLIN)
+    with suppress(BrokenPipeError, ConnectionResetError):  # the pool is gone, or wants it no more
+        while True:
+            for descriptor, _ in poll.poll():
+                number = numbers[descriptor]
+                if not _serve_one(lanes[number], shared.requests(number), shared.answers(number), models):
+                    return
 
-        self._models, self._memory = models, WorkerMemory(memory)
-        self._turn = threading.Lock()
 
-    def serve(self, lanes: Sequence[_socket.socket]) -> None:
-        """Answers requests until the pool closes the lanes."""
-        threads = [
-            threading.Thread(target=self._serve_lane, args=(number, lane), daemon=True)
-            for number, lane in enumerate(lanes)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+def _serve_one(
+    lane: _socket.socket, requests: Window, answers: Window, models: Mapping[int, OpenedModel]
+) -> bool:
+    """Answers the next request of a lane; returns whether there was one."""
+    from ortprep.runtime import packets
 
-    def _serve_lane(self, number: int, lane: _socket.socket) -> None:
-        from ortprep.runtime import packets
-
-        requests, answers = self._memory.requests(number), self._memory.answers(number)
-        try:
-            while (packet := packets.receive(lane, "the pool", requests)) is not None:
-                try:
-                    outputs = self.answer(number, packet)
-                    packets.send_arrays(lane, packets.DONE, outputs, answers, number=packet.number)
-                except _ANSWERED as error:
-                    packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
-        except (BrokenPipeError, ConnectionResetError):
-            return  # the pool is gone, or wants it no more
-        except BaseException:  # noqa: BLE001 - a boundary: it ends the process, which the pool sees
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-
-    def answer(self, lane: int, packet: packets.Packet) -> dict[str, Array]:
-        """Returns the outputs for a request by name; raises `RunError` if ONNX Runtime refuses it."""
-        model = self._models[packet.model]
-        with self._turn:
-            self._memory.mark_begun(lane)
-            try:
-                outputs = model.run(list(packet.arrays.values()))
-            except _ANSWERED:
-                self._memory.mark_done(lane)
-                raise
-            self._memory.mark_done(lane)
-        return dict(zip(model.signature.outputs, outputs, strict=True))
+    packet = packets.receive(lane, "the pool", requests)
+    if packet is None:
+        return False
+    model = models[packet.model]
+    try:
+        outputs = model.run(list(packet.arrays.values()))
+        outcome = dict(zip(model.signature.outputs, outputs, strict=True))
+        packets.send_arrays(lane, packets.DONE, outcome, answers, number=packet.number)
+    except _ANSWERED as error:
+        packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
+    return True
 
 
 def _find_unfit(models: Sequence[OpenedModel], threads: int) -> str:
