@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -344,7 +343,7 @@ def prepare_once(root, write):
     """Writes a project and prepares its models, once for all processes of a run; not to be changed."""
     record = root.with_suffix(".json")
     root.parent.mkdir(exist_ok=True)
-    with lock_file(root.with_suffix(".lock"), fcntl.LOCK_EX, lambda: None):
+    with lock_file(root.with_suffix(".lock"), lambda: None):
         if not record.exists():
             shutil.rmtree(root, ignore_errors=True)
             outcome = write(root).run("prepare")

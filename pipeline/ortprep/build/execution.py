@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import tempfile
@@ -233,7 +232,7 @@ def _locked(task: Task, say: Say) -> Iterator[None]:
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)  # another user who can open a lock can hold it for ever
     path = folder / f"{str(task.id).replace('/', '-')}.lock"
-    with lock_file(path, fcntl.LOCK_EX, lambda: say("waiting for another process that builds the same")):
+    with lock_file(path, lambda: say("waiting for another process that builds the same")):
         yield
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import os
 from typing import Any
 
 from ortprep.bundle.codec import canonical_json
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import cache_folder, read_entry
 
 _KEY_BYTES = 32
@@ -30,18 +30,12 @@ def _read_key() -> bytes:
     if key is not None and len(key) == _KEY_BYTES:
         return key
     try:
-        with open(path, "a+b", opener=_open_private) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that make it, one waits for the other
-            file.seek(0)
-            key = file.read()
+        with FileLock(path) as lock:
+            lock.acquire()  # of two processes that make it, one waits for the other
+            key = os.pread(lock.descriptor, _KEY_BYTES, 0)
             if len(key) != _KEY_BYTES:
-                file.truncate(0)
                 key = os.urandom(_KEY_BYTES)
-                file.write(key)
+                os.pwrite(lock.descriptor, key, 0)
             return key
     except OSError:  # a read-only disk
         return _PROCESS_KEY
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -8,7 +8,6 @@ measurement waits at the device, later arrivals wait at the gate.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import tempfile
@@ -17,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import cache_folder, require_private_folder
 from ortprep.errors import StageError
 
@@ -43,7 +43,7 @@ def measuring(device: str, *, on_wait: Callable[[], None] | None = None) -> Iter
         raise StageError(f"cannot measure on {device}: this thread already works on a device")
     # The CPU last: what waits for a GPU must not keep the whole machine waiting too.
     devices = [CPU_DEVICE] if device == CPU_DEVICE else [device, CPU_DEVICE]
-    with _held(devices, fcntl.LOCK_EX, on_wait=on_wait):
+    with _held(devices, on_wait=on_wait):
         yield
 
 
@@ -59,7 +59,7 @@ def working(*, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     if _holding.get():
         yield
         return
-    with _held([CPU_DEVICE], fcntl.LOCK_SH, on_wait=on_wait):
+    with _held([CPU_DEVICE], shared=True, on_wait=on_wait):
         yield
 
 
@@ -79,7 +79,7 @@ def hold_folder(folder: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
     """
     status = folder.stat()
     path = lock_folder() / f"folder-{status.st_dev}-{status.st_ino}.lock"
-    with lock_file(path, fcntl.LOCK_EX, on_wait):
+    with lock_file(path, on_wait):
         yield
 
 
@@ -102,14 +102,14 @@ def lock_folder() -> Path:
 
 
 @contextmanager
-def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) -> Iterator[None]:
-    """Holds the locks of devices, shared or exclusive by `mode`, until the block ends."""
+def _held(devices: list[str], *, shared: bool = False, on_wait: Callable[[], None] | None) -> Iterator[None]:
+    """Holds the locks of devices until the block ends."""
     folder = lock_folder()
     report_wait = functools.cache(on_wait or (lambda: None))  # once for all locks
     with ExitStack() as stack:
         for device in devices:
-            with lock_file(folder / f"{device}.gate", fcntl.LOCK_EX, report_wait):
-                stack.enter_context(lock_file(folder / f"{device}.lock", mode, report_wait))
+            with lock_file(folder / f"{device}.gate", report_wait):
+                stack.enter_context(lock_file(folder / f"{device}.lock", report_wait, shared=shared))
         token = _holding.set(True)
         try:
             yield
@@ -118,32 +118,28 @@ def _held(devices: list[str], mode: int, *, on_wait: Callable[[], None] | None) 
 
 
 @contextmanager
-def lock_file(path: Path, mode: int, on_wait: Callable[[], None]) -> Iterator[None]:
+def lock_file(path: Path, on_wait: Callable[[], None], *, shared: bool = False) -> Iterator[None]:
     """Holds the lock of a file, which is made, until the block ends.
 
     Args:
         path: The file, in a folder that no other user can open, who could hold its lock for ever.
-        mode: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
         on_wait: Called once if the lock is not free at once.
+        shared: Whether others may share it.
 
     Raises:
         StageError: The file system has no locks.
         OSError: The file cannot be made.
     """
-    # Never inherited by child processes: a lock would outlive its holder in them. Never removed either:
-    # a process that waits on the removed file would hold a lock that no other knows of.
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    # Never removed: a process that waits on the removed file would hold a lock that no other knows of.
+    with FileLock(path) as lock:
         try:
-            fcntl.flock(handle, mode | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(handle, mode)
+            is_free = lock.acquire(shared=shared, wait=False)
         except OSError as error:  # some file systems of networks have none
             raise StageError(
                 f"cannot lock a file: {path}\n  {error.strerror}",
                 hint="export XDG_RUNTIME_DIR=DIR   (a folder of your own on this machine)",
             ) from error
+        if not is_free:
+            on_wait()
+            lock.acquire(shared=shared)
         yield
-    finally:
-        os.close(handle)

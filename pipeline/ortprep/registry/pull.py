@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ortprep.bundle.atomic import TEMP_PREFIX, new_folder, remove_stale_temporaries
 from ortprep.bundle.digest import DigestCache, digest_file, is_digest
 from ortprep.bundle.file_links import copy_file, link_or_copy, unlinkable_files
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import require_cache_folder
 from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.verification import (
@@ -258,35 +258,31 @@ def _locked(out: Path) -> Iterator[bool]:
     Its file is beside the place: containers that share nothing but that folder meet there. Yields False
     where there are no locks, or where another user made the file, who could keep it locked for ever.
     """
-    place, handle = out.with_name(f"{TEMP_PREFIX}{out.name}~lock"), None
+    place, lock = out.with_name(f"{TEMP_PREFIX}{out.name}~lock"), None
     with suppress(OSError):  # if nothing can be written here, the next step says so
         out.parent.mkdir(parents=True, exist_ok=True)
-        while (handle := _try_lock(place)) is None:
+        while (lock := _try_lock(place)) is None:
             check_time()
             time.sleep(_LOCK_POLL_INTERVAL_S)
     try:
-        yield handle is not None
+        yield lock is not None
     finally:
-        if handle is not None:
+        if lock is not None:
             place.unlink(missing_ok=True)
-            os.close(handle)
+            lock.close()
 
 
-def _try_lock(place: Path) -> int | None:
-    """Returns a handle that holds the lock, None while another process has it; raises OSError for no lock."""
-    handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.fstat(handle).st_uid != os.geteuid():
+def _try_lock(place: Path) -> FileLock | None:
+    """Returns the lock, None while another process has it; raises OSError if there can be none."""
+    with ExitStack() as stack:
+        lock = stack.enter_context(FileLock(place))
+        status = os.fstat(lock.descriptor)
+        if status.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "another user's lock", str(place))
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(handle), place.lstat()):
-            return handle
-    except (BlockingIOError, FileNotFoundError):
-        pass  # others have it, or have just removed it
-    except BaseException:
-        os.close(handle)
-        raise
-    os.close(handle)
+        with suppress(FileNotFoundError):  # others have just removed it
+            if lock.acquire(wait=False) and os.path.samestat(status, place.lstat()):
+                stack.pop_all()
+                return lock
     return None
 
 

@@ -476,10 +476,11 @@ def as_nobody(act):
 def test_another_user_that_reaches_the_socket_is_not_served(bundle):
     connect(bundle, start=True).close()
     folder = HostFolder()
+    opened = os.dup(folder.descriptor)  # a fork closes the folder's own
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def ask():
-        connected.connect(f"/proc/self/fd/{folder.descriptor}/socket")
+        connected.connect(f"/proc/self/fd/{opened}/socket")
         send(connected, OPEN, bytes(bundle))
         assert receive(connected, "host") is not None
 
@@ -493,6 +494,7 @@ def test_another_user_that_reaches_the_socket_is_not_served(bundle):
         Path(folder.path).chmod(0o700)
         connected.close()
         folder.close()
+        os.close(opened)
     with connect(bundle) as session:
         assert session.run(None, {"x": sample()})[0].shape == (2, 4)
 

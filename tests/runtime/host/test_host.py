@@ -66,6 +66,7 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
     assert own == {
         "ortprep",
         "ortprep.bundle",
+        "ortprep.bundle.file_lock",
         "ortprep.bundle.file_memory",
         "ortprep.runtime",
         "ortprep.runtime.host",

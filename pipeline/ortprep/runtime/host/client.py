@@ -172,7 +172,7 @@ class HostSession:
                 sock = folder.connect(_remaining_s(deadline_ns))
                 if sock is not None:
                     return sock
-                if folder.lock():
+                if folder.acquire(wait=False):
                     if not self._start:
                         break
                     from ortprep.runtime.host.process import start_host

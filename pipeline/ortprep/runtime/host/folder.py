@@ -11,6 +11,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import is_protected, require_cache_folder
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 _BACKLOG = 128
 
 
-class HostFolder:
-    """The folder, opened, so that nobody can exchange it for another.
+class HostFolder(FileLock):
+    """The folder, opened, so that nobody can exchange it for another; its lock says that a host is alive.
 
     Args:
         make: Whether to make it if it is missing.
@@ -32,8 +33,6 @@ class HostFolder:
         CacheError: There is no runtime directory, and no cache folder.
     """
 
-    descriptor = -1
-
     def __init__(self, *, make: bool = False, descriptor: int | None = None) -> None:
         if descriptor is not None:
             self.descriptor, self.path = descriptor, os.readlink(f"/proc/self/fd/{descriptor}")
@@ -42,7 +41,7 @@ class HostFolder:
         self.path = f"{runtime}/ortprep/host" if os.path.isabs(runtime) else require_cache_folder("host")
         try:
             is_safe = is_protected(self.path, make=make)
-            self.descriptor = os.open(self.path, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            super().__init__(self.path, os.O_DIRECTORY)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -60,16 +59,6 @@ class HostFolder:
             f"  expected a folder of this user with mode 0700, no link: {problem}",
             hint="export XDG_RUNTIME_DIR=DIR   (a folder of your own with mode 0700)",
         )
-
-    def lock(self) -> bool:
-        """Takes the lock, and returns whether it was free, so that no host is alive or being started."""
-        import fcntl  # here, as a client that finds a host needs no lock
-
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def connect(self, timeout_s: float) -> _socket.socket | None:
         """Returns a connection to the host, None if none is alive or its queue is full.
@@ -107,14 +96,6 @@ class HostFolder:
         """Removes the socket's name, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink("socket", dir_fd=self.descriptor)
-
-    def close(self) -> None:
-        """Closes the folder, once, and releases the lock unless another process has inherited it."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    __del__ = close  # for who is interrupted before closing it
 
 
 def require_same_user(sock: _socket.socket) -> int:

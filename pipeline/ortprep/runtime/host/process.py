@@ -57,7 +57,7 @@ def serve_models(
     if folder is None:
         folder = HostFolder(make=True)
         end = time.monotonic() + _TICK_S
-        while not folder.lock():  # clients that look for a host have it for a moment
+        while not folder.acquire(wait=False):  # clients that look for a host have it for a moment
             if time.monotonic() > end:
                 folder.close()
                 raise HostError(f"a host runs already: {folder.path}", hint="ortprep host --stop")
@@ -183,7 +183,7 @@ def stop_host(*, timeout_s: float = _STOP_S + 5) -> int | None:
                 raise HostError(problem, hint="ortprep host --stop   (in the container that runs it)")
             with suppress(ProcessLookupError):
                 _end_process(pid, timeout_s)
-        if folder is not None and folder.lock():
+        if folder is not None and folder.acquire(wait=False):
             folder.remove_socket()  # that of a host that was killed
         return pid
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortprep.bundle.digest import PREFIX, digest_blocks, digest_file
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import (
     StrPath,
     is_protected,
@@ -127,12 +128,9 @@ def _private_folder() -> Iterator[Path]:
     folder = copies / os.urandom(8).hex()
     try:
         folder.mkdir(mode=0o700)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
+        with FileLock(folder, os.O_DIRECTORY) as lock:
+            lock.acquire()
             yield folder
-        finally:
-            os.close(handle)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -143,9 +141,6 @@ def _remove_abandoned(copies: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime < _ABANDONED_S:
                 continue  # it may not be locked yet
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(handle)
+            with FileLock(folder, os.O_DIRECTORY) as lock:
+                if lock.acquire(wait=False):
+                    shutil.rmtree(folder, ignore_errors=True)
