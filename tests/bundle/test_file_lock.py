@@ -18,6 +18,7 @@ def fork_in_c():
 lock = FileLock(sys.argv[1])
 assert lock.acquire()
 reader, writer = os.pipe()
+ready, begun = os.pipe()
 fork = os.fork if sys.argv[2] == "Python" else fork_in_c
 pid = fork()
 if pid == 0:
@@ -25,9 +26,10 @@ if pid == 0:
     other = os.open(os.devnull, os.O_RDONLY)
     lock.close()  # as its last reference goes: not the descriptor that has its number now
     os.fstat(other)
+    os.write(begun, b".")
     os.read(reader, 1)
     os._exit(0)
-os.close(reader)
+os.read(ready, 1)
 assert not FileLock(sys.argv[1]).acquire(wait=False)
 lock.close()
 assert FileLock(sys.argv[1]).acquire(wait=False)  # while the child lives
