@@ -38,7 +38,6 @@ CONVOLUTIONS = facts_of(
     "Relu",
     f"{NCHWC_DOMAIN}.Conv",
     initializer_bytes=100_000_000,
-    has_1d_convolutions=True,
 )
 """A model to which everything can matter."""
 
@@ -95,7 +94,6 @@ def spaces(draw: st.DrawFn) -> Space:
     facts = facts_of(
         *draw(st.sets(st.sampled_from(("Conv", "FusedConv", "MatMul", "LSTM", "If", "Loop")), max_size=4)),
         initializer_bytes=draw(st.sampled_from((0, 10**6, 1_900_000_000, 1_900_000_001, 10**11))),
-        has_1d_convolutions=draw(st.booleans()),
     )
     conditions = Conditions(
         target=draw(st.sampled_from(("cpu", "cuda"))),

@@ -41,7 +41,6 @@ class ModelFacts:
             calls of the model's own functions.
         initializer_bytes: Size of all weights, external ones included.
         external: Bytes that each external data file has to have at least, by its relative path.
-        has_1d_convolutions: Whether a convolution of the main graph has a kernel of one axis.
     """
 
     interface: ModelInterface
@@ -50,7 +49,6 @@ class ModelFacts:
     operators: Mapping[str, int]
     initializer_bytes: int
     external: Mapping[str, int]
-    has_1d_convolutions: bool = False
 
     @property
     def domains(self) -> frozenset[str]:

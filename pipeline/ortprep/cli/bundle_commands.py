@@ -28,7 +28,6 @@ from ortprep.cli.registry_commands import Registry
 from ortprep.cli.tables import (
     LEGEND,
     build_accuracy_table,
-    build_errors_table,
     build_plans_table,
     build_trials_table,
     build_variants_table,
@@ -50,9 +49,7 @@ from ortprep.tables import CellValue, Table, count_of, fill_table, number_cell
 def show(
     name: Bundle,
     artifacts: Artifacts = ARTIFACTS,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also show every trial of the search, and the error of each output.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show every trial of the search.")] = False,
     json: AsJson = False,
 ) -> Output:
     """Show a bundle: its variants, accuracy, tuning and figures."""
@@ -75,12 +72,10 @@ def show(
                 yield build_plans_table(one, title)
                 shown += one.plans
         for variant in manifest.variants if everything else ():
-            where = f"{manifest.name} on {variant.name}"
             if variant.tuning is not None:
                 runs = count_of(variant.tuning.runs_per_load, "run")
-                title = f"{where}: every trial, cheapest first at {runs} per load, relative to the default"
-                yield build_trials_table(variant.tuning, title)
-            yield build_errors_table(variant.verification, f"{where}: errors, the worst of all inputs")
+                title = f"every trial, cheapest first at {runs} per load, relative to the default"
+                yield build_trials_table(variant.tuning, f"{manifest.name} on {variant.name}: {title}")
         yield from describe_figures(manifest)
 
     return Output(manifest, blocks())

@@ -162,30 +162,6 @@ def _describe_choice(record: TuningRecord, trial: TrialRecord) -> str:
     return " ".join(changed) or "the base plan"
 
 
-def build_errors_table(verification: VerificationRecord, title: str) -> Table:
-    """Returns one row per output: its worst error, beside the noise floor of that output."""
-    floors = {error.output: error.ratio for error in verification.noise_floor}
-
-    def small(value: float | None) -> Cell | None:
-        return None if value is None else number_cell(value, f"{value:.2g}")
-
-    return fill_table(
-        title,
-        verification.errors,
-        (
-            ("output", lambda error: error.output),
-            ("error, of its tolerance", lambda error: small(error.ratio)),
-            ("noise floor", lambda error: small(floors.get(error.output))),
-            ("largest difference", lambda error: small(error.max_abs)),
-            ("relative", lambda error: small(error.max_rel)),
-            ("worst at", lambda error: f"[{', '.join(map(str, error.worst_index))}]"),
-            ("expected", lambda error: f"{error.worst_expected:.6g}"),
-            ("got", lambda error: f"{error.worst_got:.6g}"),
-            ("input", lambda error: error.shapes),
-        ),
-    )
-
-
 def build_accuracy_table(manifest: Manifest) -> Table:
     """Returns one row per converted variant: how near its answers are to the source's."""
 

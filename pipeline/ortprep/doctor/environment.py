@@ -27,7 +27,7 @@ GPU_WHEEL, _CPU_WHEEL = "onnxruntime-gpu", "onnxruntime"
 MIN_SHARED_BYTES = 64 * 1024 * 1024
 """Default size in container engines; a pool's tensors do not fit."""
 
-MIN_SPACE_BYTES = MIN_MEMORY_BYTES = 1024**3
+MIN_SPACE_BYTES = 1024**3
 LOW_SPACE_BYTES = 5 * MIN_SPACE_BYTES
 _THROTTLED_SHARE = 0.01
 
@@ -269,13 +269,7 @@ def find_in_processor(facts: Facts) -> Iterator[Finding]:
 
 
 def find_in_memory(facts: Facts) -> Iterator[Finding]:
-    """Yields where memory or disk space is little."""
-    memory, installed = facts.limits.memory_bytes, facts.hardware.memory_bytes
-    if memory is not None and memory < min(MIN_MEMORY_BYTES, installed):
-        granted = f"{format_bytes(memory)} of {format_bytes(installed)} of memory"
-        text = f"the control group grants {granted}; a session that needs more is killed"
-        hint = "docker run --memory=…, or resources.limits.memory of the pod"
-        yield Finding("memory-limited", "advice", text, hint)
+    """Yields where shared memory or disk space is little."""
     room = facts.shared_memory
     if room.total_bytes <= MIN_SHARED_BYTES:
         text = (

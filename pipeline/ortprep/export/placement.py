@@ -73,34 +73,22 @@ def place_files(
         ExportError: A file is not beside the model, or has a name that the layout cannot have.
         IntegrityError: A file is not what the bundle records.
     """
-    placed = plan_files(variant, folder, model=model)
-    for path, entry in placed.items():
-        copy_file(Path(resolve_inside(source.root, entry.path)), export / path)
-    files = tuple(FileEntry(path, one.size_bytes, one.sha256) for path, one in placed.items())
-    raise_differences(export, compare_files(export, files, DigestCache().digest))
-    return files
-
-
-def plan_files(variant: Variant, folder: str, *, model: str) -> dict[str, FileEntry]:
-    """Returns a variant's files by their relative POSIX path in the export.
-
-    Files beside the model keep their names, since the model refers to them.
-    """
     home = PurePosixPath(variant.model).parent
-    placed: dict[str, FileEntry] = {}
+    placed: list[FileEntry] = []
     for entry in variant.files:
         path = PurePosixPath(entry.path)
-        if not path.is_relative_to(home):
+        # Files beside the model keep their names, since the model refers to them.
+        inner = model if entry.path == variant.model else entry.path.removeprefix(f"{home}/")
+        name = f"{folder}/{inner}"
+        if not path.is_relative_to(home) or not is_safe_path(name):
             raise ExportError(
                 f"cannot lay out variant {variant.name!r}\n  expected its files in {home}, got {entry.path}"
             )
-        name = f"{folder}/{model if entry.path == variant.model else path.relative_to(home)}"
-        if name in placed or not is_safe_path(name):
-            raise ExportError(
-                f"cannot lay out variant {variant.name!r}\n  expected other file names than {name}"
-            )
-        placed[name] = entry
-    return placed
+        copy_file(Path(resolve_inside(source.root, entry.path)), export / name)
+        placed.append(entry._replace(path=name))
+    files = tuple(placed)
+    raise_differences(export, compare_files(export, files, DigestCache().digest))
+    return files
 
 
 def try_model(root: Path, variant: Variant, options: MappedOptions, model: Path) -> Interface:

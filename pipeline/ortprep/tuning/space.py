@@ -233,10 +233,6 @@ def _cuda_knobs(facts: ModelFacts, _: Conditions) -> dict[str, Values]:
         "channels_last": _when(convolutions, {OFF: {}, ON: {"prefer_nhwc": "1"}}),
         # Whether convolution and bias are one kernel.
         "bias_fusion": _when(convolutions, {OFF: {}, ON: {"fuse_conv_bias": "1"}}),
-        # How 1-D convolutions are padded.
-        "pad_1d": _when(
-            convolutions and facts.has_1d_convolutions, {OFF: {}, ON: {"cudnn_conv1d_pad_to_nc1d": "1"}}
-        ),
         "arena_growth": {"power": {}, "same": {"arena_extend_strategy": "kSameAsRequested"}},
         # Threads that read weights.
         "reading_threads": {
@@ -244,8 +240,6 @@ def _cuda_knobs(facts: ModelFacts, _: Conditions) -> dict[str, Values]:
             "none": {"external_data_loader_reading_threads": "0"},
             "eight": {"external_data_loader_reading_threads": "8"},
         },
-        # Whether all work is on one stream.
-        "unified_stream": {OFF: {}, ON: {"use_ep_level_unified_stream": "1"}},
         # Whether cuDNN is loaded.
         "cudnn": _when(not convolutions, {ON: {}, OFF: {"enable_cudnn": "0"}}),
     }

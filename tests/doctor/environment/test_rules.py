@@ -86,7 +86,6 @@ CASES = (
     FactsCase("cores-above-quota", "advice", _limits(quota_cores=2.5)),
     FactsCase("cpu-throttled", "advice", _limits(quota_cores=8.0, periods=100, throttled_periods=40)),
     FactsCase("cpu-throttled", "note", _limits(quota_cores=8.0, periods=1000, throttled_periods=1)),
-    FactsCase("memory-limited", "advice", _limits(memory_bytes=512 * MEBIBYTE)),
     FactsCase(
         "small-shared-memory",
         "advice",

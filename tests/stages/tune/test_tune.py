@@ -12,7 +12,6 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.graph_walk import walk_operators
 from ortprep.stages.core.samples import Sample
-from ortprep.stages.fetch.inspection import has_1d_convolutions
 from ortprep.stages.tune.search_context import Artefacts, checked_samples, readable_by
 from ortprep.stages.tune.stage import TuneStage
 from ortprep.stages.verify.reference import ReferenceAnswers, part_of
@@ -47,10 +46,6 @@ def test_a_target_is_searched_once_it_is_verified():
 
 
 def test_features_of_a_graph_are_those_of_its_bodies_too():
-    text = "(float[1, 3, 9] x) => (float[1, 2, 5] y) { y = Conv(x, w) }"
-    wave = models.parse(text, w=np.ones((2, 3, 5), np.float32))
-    assert has_1d_convolutions(wave.graph)
-    assert not has_1d_convolutions(models.conv_net().graph)
     assert "MatMul" in {node.op_type for node in walk_operators(models.loop_net())}
 
 

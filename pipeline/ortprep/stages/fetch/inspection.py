@@ -132,7 +132,6 @@ def describe_model(model: onnx.ModelProto) -> ModelFacts:
         operators=dict(sorted(Counter(map(_operator, walk_operators(model))).items())),
         initializer_bytes=sum(values_bytes(tensor) for tensor in walk_initializers(model)),
         external=external,
-        has_1d_convolutions=has_1d_convolutions(graph),
     )
 
 
@@ -161,15 +160,6 @@ def _describe_axis(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if axis.HasField("dim_value") and axis.dim_value >= 0:
         return int(axis.dim_value)
     return dimension_name(str(axis.dim_param))
-
-
-def has_1d_convolutions(graph: onnx.GraphProto) -> bool:
-    """Returns whether a convolution of the main graph has a kernel of one axis."""
-    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    return any(
-        node.op_type.endswith("Conv") and len(node.input) > 1 and ranks.get(node.input[1]) == 3
-        for node in graph.node
-    )
 
 
 # -- external data: a model names it by paths relative to its own folder

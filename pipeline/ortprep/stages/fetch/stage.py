@@ -44,7 +44,7 @@ class FetchStage:
     """Brings a model into the build and refuses what cannot be prepared, before any long work."""
 
     name = "fetch"
-    version = 6
+    version = 7
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002 - part of the stage contract
         """Runs once per model."""
