@@ -63,8 +63,6 @@ class QuantizeSpec(SpecSection):
     """Whether every output channel has a scale."""
     operators: tuple[Identifier, ...] = ()
     """Operators to quantise; by default those with kernels."""
-    activation: Literal["uint8", "int8"] = "uint8"
-    """For static: type of activations. Every other sample of the spec calibrates, and the rest judges."""
     block_size: Literal[16, 32, 64, 128, 256] = 32
     """For weight_only: number of weights that share a scale."""
     symmetric: bool = True

@@ -221,9 +221,10 @@ def test_a_real_convolution_net_of_an_old_opset_stays_near_its_source(tmp_path):
 
 
 @pytest.mark.parametrize("activation", ["uint8", "int8"])
-def test_activations_of_both_types_stay_near_the_source(tmp_path, activation):
+def test_activations_of_both_types_stay_near_the_source(tmp_path, activation, monkeypatch):
+    monkeypatch.setattr("ortprep.stages.convert.int8.find_integer_type", lambda _: activation)
     model = conv_net()
-    _quantize("static", model, tmp_path, activation=activation)
+    _quantize("static", model, tmp_path)
     _assert_near(model, tmp_path, share=0.15)
     written = onnx.load(tmp_path / "written" / "m.onnx")
     zeros = {item.name: item for item in written.graph.initializer if item.name.endswith("_zero_point")}

@@ -1,8 +1,8 @@
 """8-bit weights, and activations of 8 bits: quantised for every request, or by ranges learned from samples.
 
-Weights are int8 and symmetric, activations uint8 by default: what ONNX Runtime advises on x86 with
-VNNI and on Arm; for TensorRT int8 activations, whose zero points have to be zero. x86 without VNNI adds pairs
-of 8-bit products in 16 bits, which can saturate; weights of 7 bits (`reduce_range`) would avoid that
+Weights are int8 and symmetric, activations of the type that the processor multiplies fast: uint8 on x86 with
+VNNI, symmetric int8 on Arm, as ONNX Runtime advises. x86 without VNNI adds pairs of 8-bit products in 16
+bits, which can saturate; weights of 7 bits (`reduce_range`) would avoid that
 (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html), but cost accuracy everywhere:
 the answers of four products by random 2048² weights were off by 0.036 of their size instead of 0.023.
 
@@ -35,6 +35,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 
 from ortprep.errors import SpecError
 from ortprep.runtime.loading.session import CPU
+from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.runtime.tensors.element_types import Array
 from ortprep.stages.convert.node_errors import measure_errors
@@ -57,6 +58,7 @@ from ortprep.stages.core.graph_walk import (
     walk_graphs,
     walk_nodes,
 )
+from ortprep.stages.optimize.requirements import find_integer_type
 
 DYNAMIC_OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM")
 """What is quantised dynamically by default: where int8 arithmetic is faster than float32.
@@ -147,11 +149,11 @@ def quantize_int8(request: PassRequest) -> PassReply:
 
 def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str], names: list[str]) -> None:
     """Has ONNX Runtime quantise some nodes of a staged model, and write it."""
-    quantize = request.quantize
+    activation = find_integer_type(read_hardware(gpus=False)) or "uint8"
     options: dict[str, Any] = {
         "model_input": staged,
         "model_output": request.written,
-        "per_channel": quantize.per_channel,
+        "per_channel": request.quantize.per_channel,
         "weight_type": quantization.QuantType.QInt8,
         "use_external_data_format": True,
     }
@@ -161,11 +163,11 @@ def _call_quantiser(staged: Path, request: PassRequest, operators: Sequence[str]
             calibration_data_reader=SampleReader(request.samples),
             op_types_to_quantize=list(operators),
             nodes_to_quantize=names,
-            activation_type=_ACTIVATIONS[quantize.activation],
+            activation_type=_ACTIVATIONS[activation],
             extra_options={
                 # One sample at a time. The quantiser else keeps what every layer gave for all of them.
                 "CalibStridedMinMax": 1,
-                "ActivationSymmetric": quantize.activation == "int8",
+                "ActivationSymmetric": activation == "int8",
             },
         )
     else:

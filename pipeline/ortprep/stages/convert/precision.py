@@ -332,16 +332,9 @@ class PrecisionAttempts:
             written=self.written,
             name={"int8": int8, "int4": "int4-weights"}.get(precision, precision),
             keep_nodes=tuple(sorted({*self._convert.keep_nodes, *kept})),
-            quantize=self._convert.quantize.model_copy(update={"activation": self._activation()}),
+            quantize=self._convert.quantize,
             samples=tuple(self._calibration) if self._is_static(precision) else (),
         )
-
-    def _activation(self) -> str:
-        """Returns the type of activations: the spec's, or what this processor multiplies fastest."""
-        quantize = self._convert.quantize
-        is_open = self._convert.is_auto and "activation" not in quantize.model_fields_set
-        own = find_integer_type(read_hardware(gpus=False)) if is_open else None
-        return own or quantize.activation
 
 
 def _require_verdict(error: PipelineError) -> None:
