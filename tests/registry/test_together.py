@@ -25,6 +25,7 @@ from tests.registry.builders import (
     Build,
     Made,
     Watched,
+    list_versions,
     put_version,
     read_tree,
     write_bundle,
@@ -98,6 +99,24 @@ def test_a_part_that_a_collection_removes_before_its_version_is_there_is_written
     request = PullRequest(VersionRef("net", published.version.digest))
     fresh = Catalogue(catalogue.backend)
     pull(request, fresh, tmp_path / "out", hardware=BARE)
+
+
+@pytest.mark.attack
+def test_a_publisher_leaves_out_a_part_that_is_gone(registry, catalogue, tmp_path):
+    """A collection removed it a moment ago with its version, or the store lost it."""
+    for day in (1, 2):
+        build = Build((Made("portable", weights=bytes([day])),), created_at=f"2026-11-0{day}T00:00:00+00:00")
+        publish(write_bundle(tmp_path / str(day), build), catalogue, label=str(day))
+    age(registry)
+    new = write_bundle(tmp_path / "3", Build((Made("portable"),), created_at="2026-11-03T00:00:00+00:00"))
+    policy = RetentionPolicy(keep_latest=1, keep_days=0)
+    slow, calls = interposed(
+        registry, tmp_path, "open_ref parts", lambda: collect("net", catalogue, policy=policy, dry_run=False)
+    )
+    published = publish(new, slow, label="3")
+    assert calls
+    assert [part.digest for part in published.version.parts] == [published.part]
+    assert set(list_versions(catalogue.backend, "net")) >= {published.version.digest}
 
 
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):

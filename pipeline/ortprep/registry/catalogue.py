@@ -196,10 +196,13 @@ class Catalogue:
         return part
 
     @_in_time()
-    def read_parts(self, *versions: Version, public_key: Path | None = None) -> tuple[Part, ...]:
+    def read_parts(
+        self, *versions: Version, public_key: Path | None = None, skips_lost: bool = False
+    ) -> tuple[Part, ...]:
         """Reads the parts of versions; those not signed with a key are left out, and nothing else is read.
 
         Raises:
+            NotPublishedError: One is gone, and `skips_lost` is not set.
             SignatureError: None is signed with the key.
             IntegrityError: One is of another source or spec, or not what its digest says.
             RegistryError: Together they are larger than `MAX_LISTING_BYTES`; the rest is not read.
@@ -209,7 +212,13 @@ class Catalogue:
         for version in versions:
             for digest in (summary.digest for summary in version.parts):
                 if digest not in found:
-                    found[digest] = self.read_part(version.model, digest)
+                    try:
+                        found[digest] = self.read_part(version.model, digest)
+                    except NotPublishedError:
+                        if not skips_lost:
+                            raise
+                        log.warning("skipping a part of %s that is gone: %s", version.label, digest)
+                        continue
                     size_bytes += len(found[digest].data)
                 check_listing(size_bytes, f"the parts of {version.model}, up to {version.label}")
                 if (found[digest].source, found[digest].spec) != version.family:

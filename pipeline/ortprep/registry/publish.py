@@ -193,7 +193,8 @@ def _choose_parts(
     by_digest = {part.digest: part}
     others = [version for version in family if version.part_digests != {part.digest}]
     with suppress(SignatureError):  # not one part may be taken over; each was logged
-        found = catalogue.read_parts(*others, public_key=public_key)
+        # A collection may have removed one just now, with its version.
+        found = catalogue.read_parts(*others, public_key=public_key, skips_lost=True)
         by_digest |= {one.digest: one for one in found}
     summaries = [one.summary for one in by_digest.values()]
     merged = merge_parts(summaries)
