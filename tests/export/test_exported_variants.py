@@ -49,20 +49,19 @@ ALL = bundle(
     variant("cuda", on_gpu(9, 0)),
     variant("cpu-int8", AVX512, precision="int8"),
     variant("cpu", AVX512),
-    variant("cpu-batch4", ANYWHERE, binding={"batch": 4}, bucket=True),
     variant("portable", ANYWHERE),
 )
 
 
 def test_the_first_that_runs_anywhere_is_taken_unless_others_are_named():
     assert [one.name for one in choose_variants(ALL, ())] == ["portable"]
-    assert [one.name for one in choose_variants(ALL, ("cpu-batch4", "cpu"))] == ["cpu-batch4", "cpu"]
+    assert [one.name for one in choose_variants(ALL, ("cpu-int8", "cpu"))] == ["cpu-int8", "cpu"]
     with pytest.raises(ExportError, match="no variant of net runs on every server"):
         choose_variants(bundle(variant("cuda", on_gpu(9, 0)), variant("cpu", AVX512)), ())
 
 
 def test_an_unknown_name_is_told_with_those_there_are():
-    with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, cpu-batch4, portable"):
+    with pytest.raises(ExportError, match="expected one of cuda, cpu-int8, cpu, portable"):
         choose_variants(ALL, ("gpu",))
 
 

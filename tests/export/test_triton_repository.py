@@ -21,12 +21,10 @@ from tests.export.fakes import answer, read_config
 from tests.runtime.builders import (
     CPU_ONLY,
     CUDA_NEEDED,
-    batch_of,
     rewrite_digests,
     sample,
     weights_of,
     write_bundle,
-    write_converted,
 )
 from tests.runtime.pool.builders import write_doubling, write_passing_on
 
@@ -133,17 +131,6 @@ def test_a_variant_that_cannot_run_here_is_refused(tmp_path):
     with pytest.raises(ExportError, match=r"cannot try variant 'cuda'\n.*no CUDA device"):
         export_triton([bundle], tmp_path / "repository", named("cuda"))
     assert not (tmp_path / "repository" / "linear").exists()
-
-
-def test_a_bucket_has_the_sizes_it_is_for(tmp_path):
-    bundle = write_converted(tmp_path / "linear")
-    exported = export_triton([bundle], tmp_path / "repository", named("cpu-batch4", "cpu-int8"))
-    assert [model.name for model in exported] == ["linear-cpu-batch4", "linear-cpu-int8"]
-    folder = tmp_path / "repository" / "linear-cpu-batch4"
-    assert list(read_config(folder).input[0].dims) == [4, 8]
-    np.testing.assert_allclose(
-        answer(folder, {"x": batch_of(4)})["y"], batch_of(4) @ weights_of(2), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_with_batches_the_first_axis_is_triton_s(bundle, tmp_path):

@@ -12,8 +12,6 @@ from ortprep.init.draft import choose_name
 from ortprep.init.trial_run import run_trial
 from ortprep.spec.models import InputSpec, ModelSpec
 from ortprep.spec.reading import OPEN_QUESTION, read_spec
-from ortprep.stages.convert.pass_records import PassRequest
-from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.core.spec_fit import require_fit, shape_sets
 from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
@@ -191,7 +189,7 @@ def test_what_is_no_model_and_an_unknown_observed_input_are_told(tmp_path):
         draft(models.conv_net(), tmp_path, observed={"picture": ObservedInput(shapes=((1,),))})
 
 
-# -- dimensions that only say that a size is not known are independent, in specs and where shapes are bound
+# -- dimensions that only say that a size is not known are independent
 
 
 NAMELESS = ["", "?", "-1", "unk__6", "DynamicDimension.0", "p2o.DynamicDimension.0"]
@@ -214,12 +212,6 @@ def test_what_says_nothing_is_no_name_and_gets_sizes_of_its_own(tmp_path, writte
     spec = ModelSpec.model_validate({"name": "m", "source": {"path": "m.onnx"}, "inputs": inputs})
     require_fit(spec, interface)
     assert shape_sets(spec, interface) == ({"left": (3, 4), "right": (5, 4)},)
-
-    bound = tmp_path / "bound" / "m.onnx"
-    bound.parent.mkdir()
-    bind_shapes(PassRequest(name="shapes", source=path, written=bound, dimensions={"left[0]": 3}))
-    inputs = inspect_model((str(bound), "m")).interface.inputs
-    assert [item.shape for item in inputs] == [(3, 4), (None, 4)]
 
 
 # -- the bundle of a classifier that answers with a list of maps answers with a matrix

@@ -1,4 +1,4 @@
-"""From a spec that converts to what jobs load: precisions, buckets, the gate and its ladder."""
+"""From a spec that converts to what jobs load: precisions, the gate and its ladder."""
 
 import json
 import sys
@@ -33,7 +33,6 @@ INPUTS = {"x": {"shapes": [[2, 64], [1, 64]]}}
 CONVERT = {
     # The CPU has no kernels for bf16, so that one goes down the ladder.
     "precision": ["int8", "bf16"],
-    "shapes": [{"batch": 1}],
     "ladder": ["bf16", "fp32"],
 }
 
@@ -58,9 +57,9 @@ def config(converted):
     return read_loader_config(converted.bundle())
 
 
-def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest):
+def test_every_precision_is_a_variant_verified_and_measured(manifest):
     variants = {record.name: record for record in manifest.variants}
-    assert set(variants) == {"cpu", "cpu-int8", "cpu-batch1", "cpu-int8-batch1", "portable"}
+    assert set(variants) == {"cpu", "cpu-int8", "portable"}
     for name, record in variants.items():
         assert bool(record.accuracy) == ("int8" in name)
         assert bool(record.verification.errors) == ("int8" not in name)
@@ -69,7 +68,7 @@ def test_every_precision_and_bucket_is_a_variant_verified_and_measured(manifest)
 
 def test_a_precision_that_steps_down_to_fp32_is_left_out_with_its_reasons(manifest):
     left_out = {one.variant: one for one in manifest.left_out}
-    assert set(left_out) == {"cpu-bf16", "cpu-bf16-batch1"}
+    assert set(left_out) == {"cpu-bf16"}
     conversion = left_out["cpu-bf16"].conversion
     assert [step.precision for step in conversion.steps] == ["bf16", "fp32"]
     assert "MatMul" in conversion.steps[0].outcome
@@ -93,7 +92,7 @@ def test_another_gate_converts_precisions_again_and_nothing_else(converted):
     converted.write_spec(inputs=INPUTS, convert=convert, tune=AS_PREPARED)
     reasons = converted.explain()
     assert "convert/cpu-int8" in reasons
-    assert not {"fetch", "optimize/cpu", "verify/cpu", "convert/cpu-batch1", "measure/cpu"} & set(reasons)
+    assert not {"fetch", "optimize/cpu", "verify/cpu", "measure/cpu"} & set(reasons)
 
 
 def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_path):

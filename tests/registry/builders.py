@@ -86,7 +86,6 @@ class Made:
         steady_ms: Median of its steady run.
         error: Largest error of an output, in units of its tolerance.
         golden: Content of its own golden sample, None for the bundle's.
-        batch: Size that it is a bucket for, None for all.
         spread: Half the distance of the quartiles of every time, as a share of its median.
     """
 
@@ -97,7 +96,6 @@ class Made:
     steady_ms: float = 5.0
     error: float = 0.1
     golden: bytes | None = None
-    batch: int | None = None
     spread: float = 0.0
 
     @property
@@ -173,8 +171,6 @@ def _variant(made, files):
         session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
         providers=tuple(ProviderRecord(name) for name in made.needs.providers),
         requirements=made.needs,
-        binding={} if made.batch is None else {"batch": made.batch},
-        bucket=made.batch is not None,
     )
 
 
@@ -271,7 +267,7 @@ def write_keys(folder, *, password=None):
 
 SOURCE, SPEC = digest_bytes(b"source"), digest_bytes(b"spec")
 CREATED_AT, PUBLISHED_AT = "2026-01-02T03:04:05+00:00", "2026-01-02T03:05:00+00:00"
-CPU_VARIANT = PartVariant("cpu", "cpu", False, "1.31.1", "", ANY)
+CPU_VARIANT = PartVariant("cpu", "cpu", "1.31.1", "", ANY)
 
 
 def make_part(model, files, *, created_at=CREATED_AT, **changes):

@@ -211,10 +211,7 @@ def test_numbers_of_thousands_of_digits_are_refused(tmp_path):
         say(source=DIGEST),
         say(spec=DIGEST),
         lambda document: document["annotations"].update(
-            {
-                name: text.replace('"bucket":false', '"bucket":true')
-                for name, text in document["annotations"].items()
-            }
+            {name: text.replace('"gpu":""', '"gpu":"H200"') for name, text in document["annotations"].items()}
         ),
         lambda document: document["annotations"].update({"org.opencontainers.image.created": "2030"}),
     ],

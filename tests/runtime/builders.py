@@ -83,22 +83,15 @@ class Part:
 
     name: str
     seed: int
-    batch: int | None = None
     precision: str = "fp32"
     requirements: Requirements = CPU_ONLY
 
 
-BUCKETED = (
-    Part("cpu", seed=0),
-    Part("cpu-int8", seed=1, precision="int8"),
-    Part("cpu-batch4", seed=2, batch=4),
-    Part("cpu-batch8", seed=3, batch=8),
-    Part("cpu-int8-batch4", seed=4, batch=4, precision="int8"),
-)
+TWO_PRECISIONS = (Part("cpu", seed=0), Part("cpu-int8", seed=1, precision="int8"))
 
 
-def write_converted(folder, parts=BUCKETED):
-    """Writes a bundle of two precisions with buckets, each variant with a golden sample of its own."""
+def write_converted(folder, parts=TWO_PRECISIONS):
+    """Writes a bundle of two precisions, each variant with a golden sample of its own."""
     write_bundle(folder, requirements={part.name: part.requirements for part in parts})
     config = read_loader_config(folder)
     variants = tuple(
@@ -110,15 +103,13 @@ def write_converted(folder, parts=BUCKETED):
 
 
 def _convert(folder, variant, part):
-    weights, x = weights_of(part.seed), batch_of(part.batch or 2)
-    paths = write_linear(folder / variant.model, weights, part.batch or "batch")
+    weights, x = weights_of(part.seed), batch_of(2)
+    paths = write_linear(folder / variant.model, weights)
     golden = f"{part.name}/golden.npz"
     write_tensors(folder / golden, {"input:x": x, "output:y": x @ weights})
     return variant._replace(
         files=tuple(entry(folder, f"{part.name}/{path.name}") for path in paths),
         precision=part.precision,
-        binding={"batch": part.batch} if part.batch else {},
-        bucket=part.batch is not None,
         golden=Golden(entry(folder, golden), Tolerance(1e-4, 1e-5)),
     )
 

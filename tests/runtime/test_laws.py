@@ -1,9 +1,7 @@
 """Laws of the runtime, for arrays, files and shapes that nobody thought of."""
 
-import itertools
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -14,18 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ortprep.bundle.loader_config import (
-    FileEntry,
-    Golden,
-    LoaderConfig,
-    Requirements,
-    TensorSpec,
     Tolerance,
-    Variant,
-    VersionRange,
 )
-from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.errors import BundleError
-from ortprep.runtime.loading.buckets import choose_bucket
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.compare import compare_output
 from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16, widen
@@ -163,108 +152,3 @@ def test_rounding_to_bfloat16_takes_a_nearest_number(number):
     numbers = widen(np.arange(2**16, dtype=np.uint16).view(BFLOAT16))
     nearest = np.nanmin(np.abs(numbers - number))
     assert abs(float(widen(to_bfloat16(np.array(number)))) - number) == nearest
-
-
-# -- which variant takes a batch: laws of `choose_bucket`, for any bundle and any shapes
-
-Shape = tuple[int | str | None, ...] | None
-Shapes = Mapping[str, tuple[int, ...]]
-
-INPUTS = (TensorSpec("ids", "int64", ("batch", "length")), TensorSpec("x", "float32", ("batch", None, 3)))
-DIMENSIONS = ("batch", "length", "x[1]")
-SIZES = st.integers(1, 3)
-BINDINGS = st.dictionaries(st.sampled_from(DIMENSIONS), SIZES, min_size=1)
-
-
-def variant(name, binding=None, *, bucket=True, target="cpu", precision="fp32"):
-    return Variant(
-        name=name,
-        target=target,
-        model="m.onnx",
-        files=(),
-        session_options=SessionOptionsRecord("ORT_DISABLE_ALL"),
-        providers=(),
-        requirements=Requirements(VersionRange("1.23"), ()),
-        precision=precision,
-        binding=binding or {},
-        bucket=bucket,
-    )
-
-
-GENERAL = variant("cpu", bucket=False)
-
-
-def config_of(*buckets, inputs=INPUTS):
-    golden = Golden(FileEntry("golden.npz", 0, "sha256:" + "0" * 64), Tolerance(0, 0))
-    return LoaderConfig("1.2", "m", inputs, (), golden, (GENERAL, *buckets))
-
-
-def shapes_of(batch, length, rows):
-    return {"ids": (batch, length), "x": (batch, rows, 3)}
-
-
-def taken(config, shapes, general=GENERAL):
-    found = choose_bucket(config, general, shapes=shapes)
-    return None if found is None else found.name
-
-
-@given(BINDINGS, SIZES, SIZES, SIZES)
-def test_a_bucket_takes_the_batches_that_have_all_its_sizes_and_no_other(binding, batch, length, rows):
-    sizes = {"batch": batch, "length": length, "x[1]": rows}
-    fits = all(sizes[name] == size for name, size in binding.items())
-    config = config_of(variant("bucket", binding))
-    assert taken(config, shapes_of(batch, length, rows)) == ("bucket" if fits else None)
-
-
-@given(st.lists(BINDINGS, max_size=5), SIZES, SIZES, SIZES)
-def test_of_several_that_fit_the_one_that_binds_most_is_taken(bindings, batch, length, rows):
-    buckets = [variant(str(number), binding) for number, binding in enumerate(bindings)]
-    sizes = {"batch": batch, "length": length, "x[1]": rows}
-    fitting = [one for one in buckets if one.binding.items() <= sizes.items()]
-    found = choose_bucket(config_of(*buckets), GENERAL, shapes=shapes_of(batch, length, rows))
-    assert (found is None) == (not fitting)
-    if found is not None:
-        assert found in fitting
-        assert len(found.binding) == max(len(one.binding) for one in fitting)
-
-
-UNKNOWN = (TensorSpec("x", "float32", None),)
-BOUND = variant("cpu", {"length": 2}, bucket=False)
-
-
-@pytest.mark.parametrize(
-    ("general", "inputs", "binding", "shapes", "fits"),
-    [
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (2, 2, 3)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (2, 2), "x": (1, 2, 3)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2, 4)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2, 3), "x": (1, 2, 3)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {"ids": (1, 2), "x": (1, 2, 3), "more": (1,)}, False),
-        (GENERAL, INPUTS, {"batch": 1}, {}, False),
-        # A size that no input shows is never taken for granted.
-        (GENERAL, INPUTS, {"batch": 1, "past": 1}, shapes_of(1, 2, 3), False),
-        # A bucket that was requested by its name takes everything itself.
-        (variant("cpu-batch2", {"batch": 2}), INPUTS, {"batch": 1}, shapes_of(1, 2, 3), False),
-        # An input of unknown rank is judged by the axes it has.
-        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (4, 2)}, True),
-        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (4,)}, True),
-        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": (3, 2)}, False),
-        (GENERAL, UNKNOWN, {"x[0]": 4}, {"x": ()}, False),
-        # Sizes that the general variant is bound to hold for its buckets too.
-        (BOUND, INPUTS, {"batch": 1}, shapes_of(1, 2, 3), True),
-        (BOUND, INPUTS, {"batch": 1}, shapes_of(1, 3, 3), False),
-    ],
-)
-def test_what_no_bucket_takes_is_left_to_the_general_variant(general, inputs, binding, shapes, fits):
-    config = config_of(variant("bucket", binding), inputs=inputs)
-    assert taken(config, shapes, general) == ("bucket" if fits else None)
-
-
-def test_the_answer_keeps_its_target_and_precision_whatever_the_batch():
-    kinds = list(itertools.product(("cpu", "cuda"), ("fp32", "int8")))
-    buckets = [variant(f"{t}-{p}", {"batch": 1}, target=t, precision=p) for t, p in kinds]
-    for target, precision in kinds:
-        general = variant("general", bucket=False, target=target, precision=precision)
-        assert taken(config_of(*buckets), shapes_of(1, 2, 3), general) == f"{target}-{precision}"

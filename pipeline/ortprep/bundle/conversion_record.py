@@ -111,7 +111,6 @@ class ConversionRecord:
     Attributes:
         asked: Precision that the spec asks for.
         precision: Precision that the variant has.
-        binding: Sizes that symbolic dimensions were bound to, by name.
         fused: Operators that replaced subgraphs, with their number.
         fused_by: Package and version that fused; "" for none.
         steps: Every step of the ladder that was tried, the taken one last.
@@ -123,7 +122,6 @@ class ConversionRecord:
 
     asked: str
     precision: str
-    binding: Mapping[str, int] = field(default_factory=dict)
     fused: Mapping[str, int] = field(default_factory=dict)
     fused_by: str = ""
     steps: tuple[PrecisionStep, ...] = ()

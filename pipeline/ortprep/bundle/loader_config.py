@@ -20,7 +20,7 @@ MAX_LOADER_BYTES = 1024 * 1024
 """Largest `loader.json`, in bytes; a variant takes about 2,000."""
 
 MAX_VARIANTS = 256
-"""Largest number of variants in a bundle; a build makes one per target, precision and bucket."""
+"""Largest number of variants in a bundle; a build makes one per target and precision."""
 
 MAX_RANK = 32
 """Most axes of a tensor; numpy 1 has no more."""
@@ -167,8 +167,6 @@ class Variant(NamedTuple):
         requirements: Required properties of the machine.
         first_phase: Session that may serve until one with the options above is made, None for none.
         precision: `fp32` as the source, or what it was converted to: `fp16`, `bf16`, `int8`, `int4`.
-        binding: Sizes its symbolic dimensions are bound to, by name, or by `INPUT[AXIS]` where one has none.
-        bucket: Whether it is there for batches of these sizes only, beside one for all.
         golden: Its own golden sample; None for the bundle's.
         judged: Whether the application that uses the model judged its precision, so that its sessions may be
             of this variant though it asks for none.
@@ -183,8 +181,6 @@ class Variant(NamedTuple):
     requirements: Requirements
     first_phase: FirstPhase | None = None
     precision: str = SOURCE_PRECISION
-    binding: Mapping[str, int] = {}
-    bucket: bool = False
     golden: Golden | None = None
     judged: bool = False
 
@@ -280,10 +276,6 @@ def _contradictions(variant: Variant) -> Iterator[str]:
     providers = tuple(provider.name for provider in variant.providers)
     if not providers or needs.providers != providers:
         yield f"expected the providers it requires, {list(needs.providers)}, got {list(providers)}"
-    if variant.bucket and not variant.binding:
-        yield "expected the sizes that it is a bucket for, got none"
-    if any(size < 1 for size in variant.binding.values()):
-        yield f"expected sizes of 1 and more, got {dict(variant.binding)}"
     first = variant.first_phase
     if first is not None and _places(first.providers) != _places(variant.providers):
         yield f"expected its own providers and devices in its first phase, got {_places(first.providers)}"
@@ -345,18 +337,3 @@ def check_file_entries(entries: tuple[FileEntry, ...], *, name: str) -> None:
 def find_variant(config: LoaderConfig, name: str) -> Variant | None:
     """Returns the variant of that name, if there is one."""
     return next((variant for variant in config.variants if variant.name == name), None)
-
-
-def find_buckets(config: LoaderConfig, general: Variant) -> tuple[Variant, ...]:
-    """Returns the variants for certain sizes that may serve beside one for all, in the bundle's order.
-
-    They are for the same target and in the same precision, so that answers do not change their kind with the
-    batch. A bucket that was requested by name has none beside it.
-    """
-    if general.bucket:
-        return ()
-    return tuple(
-        variant
-        for variant in config.variants
-        if variant.bucket and (variant.target, variant.precision) == (general.target, general.precision)
-    )

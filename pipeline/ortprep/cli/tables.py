@@ -74,10 +74,6 @@ def build_variants_table(manifest: Manifest) -> Table:
     """Returns one row per variant: the size and cost of what is shipped, side by side."""
     sizes = sum_folders(manifest)
 
-    def shapes(variant: VariantRecord) -> str:
-        binding = {} if variant.conversion is None else variant.conversion.binding
-        return " ".join(f"{name}={size}" for name, size in binding.items()) or "all shapes"
-
     def size_mb(variant: VariantRecord) -> float | None:
         return sizes[variant.name] / _MB if variant.name in sizes else None
 
@@ -89,7 +85,6 @@ def build_variants_table(manifest: Manifest) -> Table:
         manifest.variants,
         (
             ("variant", lambda variant: variant.name),
-            ("for", shapes),
             ("size MB", size_mb),
             ("ready ms", cost(lambda plan: plan.ready_ms)),
             ("init ms", cost(lambda plan: plan.init_ms)),
@@ -193,12 +188,10 @@ def build_accuracy_table(manifest: Manifest) -> Table:
 
 
 def _describe_conversion(conversion: ConversionRecord) -> Iterator[str]:
-    """Yields what was fused, bound and converted, which inputs and what judged it, and how each step went."""
+    """Yields what was fused and converted, which inputs and what judged it, and how each step went."""
     if conversion.fused:
         parts = ", ".join(f"{number} {name}" for name, number in conversion.fused.items())
         yield f"  fused by {conversion.fused_by}: {parts}"
-    if conversion.binding:
-        yield f"  bound to {', '.join(f'{name}={size}' for name, size in conversion.binding.items())}"
     for what, samples in (("calibrated", conversion.calibration), ("judged", conversion.judged_on)):
         if samples is not None:
             yield f"  {what} on {count_of(samples.count, 'input')} ({samples.digest})"

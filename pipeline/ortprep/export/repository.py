@@ -244,7 +244,7 @@ def choose_variants(config: LoaderConfig, names: tuple[str, ...]) -> tuple[Varia
     listed = ", ".join(one.name for one in config.variants)
     if not names:
         for variant in config.variants:
-            if not variant.bucket and _runs_anywhere(variant.requirements):
+            if _runs_anywhere(variant.requirements):
                 return (variant,)
         raise ExportError(
             f"no variant of {config.name} runs on every server\n  expected the name of one of {listed}",
@@ -286,6 +286,3 @@ def describe_needs(variant: Variant) -> Iterator[str]:
         bounds = needs.compute_capability.minimum, needs.compute_capability.below
         low, below = (".".join(map(str, one)) for one in bounds)
         yield f"a GPU of compute capability >= {low} and < {below}"
-    if variant.binding:
-        sizes = ", ".join(f"{name}={size}" for name, size in variant.binding.items())
-        yield f"inputs of these sizes only: {sizes}"

@@ -19,7 +19,7 @@ FIRST = "first phase"
 """The plan that serves until the prepared one is ready, where the search found one worth it."""
 
 PARENT = "unconverted"
-"""The prepared variant that a converted one is compared with: the same in fp32, or for all shapes."""
+"""The prepared variant that one in another precision is compared with: the same in fp32."""
 
 PORTABLE = "portable"
 """The portable variant, which a bundle may ship in place of another."""

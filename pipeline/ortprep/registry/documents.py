@@ -80,7 +80,6 @@ class PartVariant:
     """One variant of a part: what listings show, and what decides which part fits a machine.
 
     Attributes:
-        bucket: Whether it is there for batches of certain sizes only.
         onnxruntime: Version of ONNX Runtime that it was prepared with.
         gpu: Name of the GPU that it was prepared on; "" if it needs none, or the name is not known.
         requirements: Required properties of the machine.
@@ -88,7 +87,6 @@ class PartVariant:
 
     name: str
     target: str
-    bucket: bool
     onnxruntime: str
     gpu: str
     requirements: Requirements

@@ -149,7 +149,6 @@ def _describe_variant(variant: Variant, facts: Mapping[str, str]) -> PartVariant
     return PartVariant(
         name=variant.name,
         target=variant.target,
-        bucket=variant.bucket,
         onnxruntime=facts.get("onnxruntime", needs.onnxruntime.minimum),
         gpu="" if needs.compute_capability is None else facts.get("hardware.gpus.0.name", ""),
         requirements=needs,
@@ -205,8 +204,6 @@ def choose_part(
 
 
 def _rank(variant: PartVariant) -> int:
-    if variant.bucket:
-        return 3
     if needs_gpu(variant.requirements):
         return 0
     return 2 if variant.name == PORTABLE else 1

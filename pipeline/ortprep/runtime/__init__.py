@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from ortprep.runtime.dropin.session import install as install
     from ortprep.runtime.host.client import HostSession as HostSession
     from ortprep.runtime.host.client import connect as connect
-    from ortprep.runtime.loading.buckets import session_for as session_for
     from ortprep.runtime.loading.bundle_loader import load as load
     from ortprep.runtime.loading.bundle_loader import open_bundle as open_bundle
     from ortprep.runtime.loading.forking import load_before_fork as load_before_fork
@@ -35,7 +34,6 @@ _HOMES = {
     "load_before_fork": "loading.forking",
     "locate": "loading.sources",
     "open_bundle": "loading.bundle_loader",
-    "session_for": "loading.buckets",
     "wait_steady": "loading.phases",
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ortprep.bundle.figures import PlanFigures
-from ortprep.bundle.loader_config import Variant, find_buckets, listed_files, read_loader_config
+from ortprep.bundle.loader_config import Variant, listed_files, read_loader_config
 from ortprep.bundle.manifest import MANIFEST_FILE, VariantRecord, read_manifest
 from ortprep.errors import PoolError
 from ortprep.runtime.loading.variant_selection import FASTEST, serves
@@ -217,23 +217,18 @@ def read_load(
 ) -> ModelLoad:
     """Returns what a model costs on devices of a kind: a run's measured milliseconds, and its memory.
 
-    Memory is what `copies` processes took beyond the files they map, and those files once, for the variant
-    that takes batches of any shapes and for each of its buckets. Where nothing was measured, the size of the
-    weights stands for all of it, which is good enough to divide models among devices.
+    Memory is what `copies` processes took beyond the files they map, and those files once. Where nothing was
+    measured, the size of the weights stands for all of it, which is good enough to divide models among
+    devices.
     """
     config = read_loader_config(bundle)
-    general = next((v for v in config.variants if serves(v, target, precision)), None)
-    if general is None:
+    variant = next((v for v in config.variants if serves(v, target, precision)), None)
+    if variant is None:
         weights = sum(entry.size_bytes for entry in listed_files(config))
         return ModelLoad(name, weights / _MB, weights)
-    measured = read_figures(bundle)
-    figures = measured.get(general.name)
-    memory = sum(
-        _memory(variant, measured.get(variant.name), copies)
-        for variant in (general, *find_buckets(config, general))
-    )
-    cost = _weights_bytes(general) / _MB if figures is None else figures.steady_ms.median
-    return ModelLoad(name, cost, memory)
+    figures = read_figures(bundle).get(variant.name)
+    cost = _weights_bytes(variant) / _MB if figures is None else figures.steady_ms.median
+    return ModelLoad(name, cost, _memory(variant, figures, copies))
 
 
 def place_bundles(

@@ -26,11 +26,6 @@ Step = Literal["fp32", Precision]
 """A precision to fall back to; `fp32` leaves the variant out."""
 
 Metric = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-BoundSize = Annotated[int, Field(ge=1, le=2**31)]
-Binding = Mapping[str, BoundSize]
-"""Sizes by the name of a symbolic dimension, or by `INPUT[AXIS]` where a dimension has no name."""
-
-
 Precisions = Annotated[tuple[Precision, ...], AfterValidator(check_each_once)]
 
 AUTO = "auto"
@@ -159,8 +154,6 @@ class ConvertSpec(SpecSection):
 
     fusion: FusionSpec | None = None
     """Fuse transformer subgraphs."""
-    shapes: tuple[Annotated[Binding, Field(min_length=1)], ...] = ()
-    """Sizes of symbolic dimensions; each entry adds a variant for batches of these sizes."""
     precision: Literal["auto"] | Precision | Precisions | Mapping[Target, Precision | Precisions] = ()
     """Precisions to prepare as variants beside fp32, for all targets or by target; auto: static int8 on CPUs
     with instructions for it, fp16 on GPUs, and only what is 1.1 times as fast as fp32."""
@@ -182,13 +175,6 @@ class ConvertSpec(SpecSection):
     def _ends_in_fp32(cls, value: Any) -> Any:
         if "fp32" in value[:-1]:
             raise ValueError("expected nothing after fp32, which is always accurate enough")
-        return value
-
-    @field_validator("shapes")
-    @classmethod
-    def _different(cls, value: Any) -> Any:
-        if any(binding in value[:index] for index, binding in enumerate(value)):
-            raise ValueError("expected different mappings")
         return value
 
     @property

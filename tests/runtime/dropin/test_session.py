@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -19,14 +18,13 @@ import pytest
 import ortprep
 from ortprep.bundle.file_memory import find_stamp
 from ortprep.bundle.session_record import SessionOptionsRecord
-from ortprep.runtime import session_for, wait_steady
+from ortprep.runtime import wait_steady
 from ortprep.runtime.dropin import source_index
 from ortprep.runtime.dropin.session import bundle_session_class
 from ortprep.runtime.dropin.source_index import is_source, list_bundles
 from ortprep.runtime.loading import forking
 from ortprep.runtime.loading.phases import STEADY, SteadyBuild, may_swap
 from tests.runtime.builders import (
-    BUCKETED,
     CUDA_NEEDED,
     UNMET,
     Part,
@@ -227,16 +225,6 @@ def test_what_an_optimised_graph_cannot_give_makes_a_plain_session(model, name, 
     assert name in reason
 
 
-@pytest.mark.parametrize("fork", ["", "1"])
-def test_buckets_serve_their_batches_but_for_forks(model, bundle, monkeypatch, fork):
-    monkeypatch.setenv("ORTPREP_FORK", fork)
-    monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
-    with rewritten(bundle):
-        write_converted(bundle)
-    session = ortprep.session(model, providers=CPU)
-    assert (session_for(session, {"x": (4, 8)}) is session) == bool(fork)
-
-
 class Registered(bundle_session_class()):
     """A session class of an application that has its classes registered."""
 
@@ -278,18 +266,15 @@ class Detector(Registered, kind="detector"):
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("serving", ["phases", "buckets", "forks"])
+@pytest.mark.parametrize("serving", ["phases", "forks"])
 def test_an_applications_own_class_stays_as_it_is(model, bundle, monkeypatch, serving):
     monkeypatch.setattr(forking, "has_telemetry_thread", lambda: False)
     monkeypatch.setenv("ORTPREP_FORK", "1" if serving == "forks" else "")
     first = SessionOptionsRecord("ORT_DISABLE_ALL", {}, {"session.disable_prepacking": "1"})
     if serving == "phases":
         write_bundle_of(model, bundle, first=first)
-    with rewritten(bundle):
-        if serving == "buckets":
-            write_converted(bundle)
     session = Detector(model)
-    attribute = {"phases": STEADY, "buckets": "_ortprep_buckets", "forks": "_ortprep_forks"}[serving]
+    attribute = {"phases": STEADY, "forks": "_ortprep_forks"}[serving]
     assert getattr(session, attribute, None) is not None or (serving == "phases" and not may_swap())
     assert type(session) is Detector
     assert Registered.registered == ["detector"]
@@ -298,7 +283,7 @@ def test_an_applications_own_class_stays_as_it_is(model, bundle, monkeypatch, se
     for served in (session, pickle.loads(pickle.dumps(session))):
         wait_steady(served, 300)
         feed = np.ones((4, 8), np.float32)
-        expected = 2 * feed @ weights_of(2 if serving == "buckets" else BUNDLE_SEED)
+        expected = 2 * feed @ weights_of(BUNDLE_SEED)
         np.testing.assert_allclose(asyncio.run(served.detect(feed))["y"], expected, atol=1e-4)
 
 
@@ -357,12 +342,6 @@ def test_a_bundle_for_other_machines_makes_a_plain_session_without_a_warning(
     assert not is_of_bundle(ortprep.session(model, providers=CPU))
     assert len(reasons(said)) == 1
     assert {record.levelno for record in said.records} == {logging.INFO}
-
-
-def test_a_variant_of_fixed_sizes_never_stands_for_its_source(model, tmp_path, bundle):
-    with rewritten(bundle, bucket=lambda one: False):
-        write_converted(bundle, [dataclasses.replace(BUCKETED[2], name="cpu")])
-    assert not is_of_bundle(ortprep.session(model, providers=CPU))
 
 
 @pytest.mark.parametrize("precisions", [("int8",), ("int8", "fp32")])

@@ -219,7 +219,7 @@ def test_the_thread_of_the_telemetry_is_refused(bundle):
     script = """
 import onnxruntime, sys, types, warnings
 from ortprep.errors import LoadError
-from ortprep.runtime import load_before_fork, session_for
+from ortprep.runtime import load_before_fork
 warnings.simplefilter("ignore")
 onnxruntime.__version__ = "1.31.1"  # one that sends
 try:

@@ -26,7 +26,7 @@ from ortprep.errors import (
     LoadTimeoutError,
     PipelineError,
 )
-from ortprep.runtime import load, session_for
+from ortprep.runtime import load
 from ortprep.runtime.loading import load_options, opened_bundle, session
 from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.variant_files import _LARGE_BYTES
@@ -75,7 +75,6 @@ def edit_config(folder, change):
 @pytest.mark.parametrize("check", ["none", "golden"])
 def test_a_whole_bundle_loads_and_answers(bundle, digests, check):
     session = load(bundle, digests=digests, check=check)
-    assert session_for(session, {"x": (4, 8)}) is session
     assert_answers(session)
 
 

@@ -156,33 +156,26 @@ def test_a_target_restricts_the_variants_and_a_name_selects_one():
 
 
 def with_kinds(**kinds):
-    """Variants for the CPU by name: their precision, and whether they are buckets."""
+    """Variants for the CPU by name, with their precision."""
     config = config_of(**{f"cpu_{name}": NEEDS_CPU for name in kinds})
     variants = tuple(
-        variant._replace(name=name, precision=precision, bucket=bucket)
-        for variant, (name, (precision, bucket)) in zip(config.variants, kinds.items(), strict=True)
+        variant._replace(name=name, precision=precision)
+        for variant, (name, precision) in zip(config.variants, kinds.items(), strict=True)
     )
     return config._replace(variants=variants)
 
 
 def test_the_fastest_is_the_bundles_first_and_a_precision_its_first_of_that():
-    config = with_kinds(int8=("int8", False), fp32=("fp32", False), other=("fp32", False))
+    config = with_kinds(int8="int8", fp32="fp32", other="fp32")
     assert chosen(config) == "int8"
     assert chosen(config, precision="fp32", target="cpu") == "fp32"
     assert select(config, precision="fp16") == Selection(None, ())
 
 
 def test_a_name_and_a_precision_must_both_be_met():
-    config = with_kinds(int8=("int8", False), fp32=("fp32", False))
+    config = with_kinds(int8="int8", fp32="fp32")
     assert chosen(config, target="int8", precision="int8") == "int8"
     assert chosen(config, target="int8", precision="fp32") is None
-
-
-def test_what_takes_certain_sizes_only_is_taken_by_its_name_alone():
-    config = with_kinds(batch8=("fp32", True), fp32=("fp32", False))
-    assert chosen(config) == chosen(config, target="cpu") == "fp32"
-    assert chosen(config, target="batch8") == "batch8"
-    assert chosen(with_kinds(batch8=("fp32", True))) is None
 
 
 def test_a_process_that_may_see_gpus_takes_the_first_variant_for_the_cpu(tmp_path):

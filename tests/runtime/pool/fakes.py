@@ -53,7 +53,7 @@ def floods(job: WorkerJob) -> None:
     """Says again and again that it is ready, each time in other words."""
     with socket.socket(fileno=job.descriptors[2]) as own:
         for number in range(200):
-            packets.send_json(own, packets.REPORT, encode(ReadyReport({f"{number}" * 1000: ""}, {}, 0)))
+            packets.send_json(own, packets.REPORT, encode(ReadyReport({f"{number}" * 1000: ""}, 0)))
         time.sleep(3600)
 
 

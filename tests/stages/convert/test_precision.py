@@ -2,30 +2,21 @@
 
 import math
 
-import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortprep.build.build_plan import STAGES
 from ortprep.build.execution import build_tasks
-from ortprep.bundle.paths import is_safe_name
 from ortprep.children.answers import Answer, Answers
-from ortprep.errors import StageError
 from ortprep.spec.validation import parse_spec
-from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.precision import plan_steps
 from ortprep.stages.convert.search import search
-from ortprep.stages.convert.shapes import bind_shapes
 from ortprep.stages.convert.stage import ConvertStage
 from ortprep.stages.core.contract import Plan, TaskId
 from ortprep.stages.core.results import FETCH, source_task
 from ortprep.stages.core.samples import Sample
-from ortprep.stages.fetch.inspection import inspect_file
 from ortprep.stages.verify.reference import ReferenceAnswers, held_out
-from tests import builders as models
 
 
 def reference_of(*real):
@@ -128,68 +119,6 @@ def test_scattered_culprits_take_a_logarithm_of_trials_each(count, places, is_ra
     assert trials <= 2 * many * math.log2(count / many) + 4 * many + extra
 
 
-# -- binding symbolic dimensions: every size is in the written model, its answers stay, nothing else moves
-
-
-def bind(source, sizes):
-    """Returns the shapes of the bound model's inputs, and the model."""
-    written = source.parent / "bound" / "model.onnx"
-    written.parent.mkdir()
-    bind_shapes(PassRequest(name="shapes", source=source, written=written, dimensions=sizes))
-    return {spec.name: spec.shape for spec in inspect_file(written, name="bound").interface.inputs}, written
-
-
-def answer(path, feeds):
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
-
-
-def shape(value):
-    dims = value.type.tensor_type.shape.dim
-    return [dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else None) for dim in dims]
-
-
-def test_a_bound_name_has_its_size_in_every_input_and_output(tmp_path):
-    source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
-    inputs, written = bind(source, {"batch": 3})
-    graph = onnx.load(written).graph
-    assert inputs == {"left": (3, 4), "right": (3, 4)}
-    assert [shape(output) for output in graph.output] == [[3, 5]]
-
-
-def test_an_axis_without_a_name_is_called_by_input_and_number(tmp_path):
-    source = models.write_model(models.conv_net(batch=None), tmp_path / "model.onnx")
-    inputs, written = bind(source, {"image[0]": 4})
-    assert inputs == {"image": (4, 3, 16, 16)}
-    assert shape(onnx.load(written).graph.output[0]) == [4, 10]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ({"bach": 3}, "expected one of batch"),
-        ({"left[1]": 4}, "expected one of batch"),
-        ({"left[9]": 4}, "expected one of batch"),
-        ({"batch": 2, "right[0]": 3}, "expected 2, as for batch, got 3"),
-    ],
-)
-def test_what_cannot_be_bound_is_refused_and_nothing_is_written(tmp_path, sizes, said):
-    source = models.write_model(models.two_inputs(), tmp_path / "model.onnx")
-    with pytest.raises(StageError, match=said) as error:
-        bind(source, sizes)
-    assert "shapes: [{batch: " in error.value.hint
-    assert list((tmp_path / "bound").iterdir()) == []
-
-
-def test_external_weights_are_linked_and_not_read(tmp_path):
-    source = models.write_external_model(models.matmul_net(), tmp_path / "model.onnx", location="data/w.bin")
-    _, written = bind(source, {"batch": 2})
-    assert (written.parent / "data/w.bin").samefile(tmp_path / "data/w.bin")
-    assert written.stat().st_size < 2048
-    feeds = {"x": np.ones((2, 64), np.float32)}
-    np.testing.assert_array_equal(answer(written, feeds), answer(source, feeds))
-
-
 # -- which variants a spec asks for, and which task makes the graph of each
 
 
@@ -198,38 +127,10 @@ def plan(*targets, **convert):
     return Plan(parse_spec(spec), targets or ("cpu",))
 
 
-def test_buckets_are_beside_every_precision_and_are_made_from_it():
-    made = plan(shapes=[{"batch": 1}, {"batch": 8, "length": 128}], precision="int8").variant_plans
-    buckets = [variant for variant in made.values() if variant.is_bucket]
-    assert [variant.name for variant in buckets] == [
-        "cpu-batch1",
-        "cpu-batch8-length128",
-        "cpu-int8-batch1",
-        "cpu-int8-batch8-length128",
-    ]
-    assert [variant.parent for variant in buckets] == ["cpu", "cpu", "cpu-int8", "cpu-int8"]
-    assert {variant.precision for variant in buckets[2:]} == {"int8"}
-
-
-@pytest.mark.parametrize(
-    "buckets",
-    [
-        [{"a/b": 1}, {"a\\b": 1}],
-        [{"n" * 200: 1}, {"m" * 200: 1}],
-        [{"..": 3}, {"image[0]": 3}],
-        [{"größe": 2}],
-    ],
-)
-def test_whatever_dimensions_are_called_variants_have_safe_names_that_differ(buckets):
-    names = plan(shapes=buckets).variants
-    assert all(map(is_safe_name, names))
-    assert len(set(names)) == len(names)
-
-
 def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
-    made = plan(precision="int8", shapes=[{"batch": 1}])
+    made = plan(precision="int8")
     assert source_task(made, "cpu") == source_task(made, "portable") == FETCH
-    assert source_task(made, "cpu-int8-batch1") == TaskId("convert", "cpu-int8-batch1")
+    assert source_task(made, "cpu-int8") == TaskId("convert", "cpu-int8")
     fused = plan(precision="int8", fusion={"model_type": "bert"})
     assert source_task(fused, "cpu") == TaskId("convert", "cpu")
     assert source_task(fused, "portable") == FETCH
@@ -241,8 +142,8 @@ def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
     "convert",
     [
         {},
-        {"precision": ["fp16", "int8"], "shapes": [{"batch": 1}, {"batch": 2}]},
-        {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}, "shapes": [{"batch": 1}]},
+        {"precision": ["fp16", "int8"]},
+        {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}},
     ],
 )
 @pytest.mark.parametrize("targets", [("cpu",), ("cuda",), ("cuda", "cpu")])

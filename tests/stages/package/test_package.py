@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ortprep.bundle.conversion_record import ApplicationVerdict, ConversionRecord
 from ortprep.bundle.figures import PlanFigures, Samples
@@ -44,12 +42,12 @@ def figures(plan, first_result_ms):
     return PlanFigures(plan, cost, cost, cost, exactly(1.0), cost, cost)
 
 
-def variant(name, *, shipped=PREPARED, parent=None, **costs):
+def variant(name, *, shipped=PREPARED, **costs):
     plans = tuple(figures(plan, cost) for plan, cost in costs.items())
     measurements = (MeasurementRecord("warm", 3, "x=[1]", plans),) if costs else ()
     decision = Decision(shipped, reason="") if costs else None
-    binding = {"batch": 1} if "batch" in name else {}
-    plan = VariantPlan(name, name.partition("-")[0].replace(PORTABLE, "cpu"), parent=parent, binding=binding)
+    target, _, precision = name.partition("-")
+    plan = VariantPlan(name, target.replace(PORTABLE, "cpu"), precision or "fp32")
     nothing = cast("Any", None)
     record = VariantRecord(name, plan.target, "all", (), nothing, measurements, decision)
     return PreparedVariant(plan, nothing, nothing, record)
@@ -59,8 +57,8 @@ def order(*variants, targets=("cpu",)):
     return [one.plan.name for one in order_variants(variants, targets, ONE_RUN)]
 
 
-def converted(name, ratio, parent="cpu"):
-    return variant(name, parent=parent, prepared=100 * ratio, unconverted=100)
+def converted(name, ratio):
+    return variant(name, prepared=100 * ratio, unconverted=100)
 
 
 BASE, ANYWHERE = variant("cpu", prepared=100), variant(PORTABLE)
@@ -87,12 +85,12 @@ def test_what_fp32_ships_is_what_a_precision_has_to_beat():
 
 def test_both_are_compared_in_the_same_rounds_where_fp32_ships_the_source():
     base = variant("cpu", shipped="default", default=100, prepared=120)  # another program ran for a moment
-    int8 = variant("cpu-int8", parent="cpu", default=100, unconverted=100, prepared=90)
+    int8 = variant("cpu-int8", default=100, unconverted=100, prepared=90)
     assert order(base, int8, ANYWHERE)[0] == "cpu-int8"
 
 
 def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu():
-    gpu, slow = variant("cuda", prepared=10), converted("cuda-fp16", 2.0, parent="cuda")
+    gpu, slow = variant("cuda", prepared=10), converted("cuda-fp16", 2.0)
     made = order(BASE, gpu, slow, ANYWHERE, targets=("cuda", "cpu"))
     assert made == ["cuda", "cuda-fp16", "cpu", PORTABLE]
 
@@ -100,19 +98,9 @@ def test_a_slow_precision_of_a_gpu_still_comes_before_the_cpu():
 @pytest.mark.parametrize(("ratio", "is_left_out"), [(0.9, False), (0.92, True), (1.2, True)])
 def test_a_precision_that_is_not_clearly_faster_is_left_out_if_nobody_named_it(ratio, is_left_out):
     int8 = converted("cpu-int8", ratio)
-    int8 = replace(int8, plan=replace(int8.plan, precision="int8"))
     reasons = dict(find_slower((BASE, int8, ANYWHERE), ONE_RUN))
     said = f"not 1.1 times as fast as fp32 for 1 runs per load: fp32 100 ms, prepared {100 * ratio:g} ms"
     assert reasons == ({"cpu-int8": said} if is_left_out else {})
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=4), st.sampled_from([("cpu",), ("cuda", "cpu")]))
-def test_f23_buckets_come_after_all_variants_for_all_shapes(ratios, targets):
-    bases = [variant(target, prepared=100) for target in targets]
-    buckets = [converted(f"{target}-batch{size}", 0.1, target) for target in targets for size in (1, 8)]
-    others = [converted(f"cpu-p{index}", ratio) for index, ratio in enumerate(ratios)]
-    made = order(*buckets, *others, *bases, ANYWHERE, targets=targets)
-    assert ["batch" in name for name in made] == sorted("batch" in name for name in made)
 
 
 # -- A finished bundle has every precision that the application judged, and no other

@@ -41,7 +41,6 @@ from ortprep.runtime.loading.session import (
     PLAIN_CLASS,
     described_as,
     import_onnxruntime,
-    plain_session_class,
 )
 from ortprep.telemetry import disable_telemetry
 
@@ -195,7 +194,6 @@ def _try_bundles(
         session_options=None if request.options is None else read_options(request.options),
         replacement=create,
         phases="auto",
-        buckets=plain.run is plain_session_class().run,  # another `run` is to see every batch
         threads=find_threads(),
         require_signature=os.environ.get(SIGNATURE_VARIABLE) or None,
     )
@@ -244,7 +242,7 @@ def _prepare_for_forks(options: LoadOptions) -> LoadOptions:
     def adapt(plan: SessionPlan) -> SessionPlan:
         return with_one_thread(plan if place is None else place(plan))
 
-    return options.replace(adapt=adapt, phases="steady", buckets=False, may_spin=False, threads=None)
+    return options.replace(adapt=adapt, phases="steady", may_spin=False, threads=None)
 
 
 def _explain(error: PipelineError, bundle: IndexedBundle) -> str:

@@ -29,11 +29,8 @@ from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, re
 from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import onnxruntime
 
-    from ortprep.bundle.loader_config import LoaderConfig, Variant
     from ortprep.runtime.loading.load_options import CheckPolicy, DigestPolicy, Phases, SessionOptions
 
 _LARGE_BYTES = 4 * 1024 * 1024
@@ -56,8 +53,7 @@ def load(
 ) -> onnxruntime.InferenceSession:
     """Opens a bundle as a session on the first variant whose requirements this machine meets.
 
-    It logs at WARNING why it passes over variants; one that fits but cannot be loaded is an error. Batches of
-    sizes that the bundle has variants for run on them (`session_for`).
+    It logs at WARNING why it passes over variants; one that fits but cannot be loaded is an error.
 
     Args:
         bundle: The bundle's folder, or `registry://NAME@VERSION`, `REGISTRY/NAME@VERSION`: pulled first.
@@ -141,7 +137,6 @@ def open_bundle(
         deadline=deadline,
         session_options=own,
         require_signature=require_signature,
-        buckets=True,
         threads=find_threads(None if workers is None else int(workers)),
     )
     return open_folder(folder, options)
@@ -175,7 +170,10 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
                 raise
         else:
             if find_stamp(f"{folder}/{LOADER_FILE}")[:4] == before:
-                _serve_later_sessions(opened)
+                if opened.options.phases == "auto":
+                    from ortprep.runtime.loading.phases import serve_in_phases
+
+                    serve_in_phases(opened)
                 return opened
         log_line("info", "%s: replaced by another build while it was loaded", folder)
     from ortprep.errors import LoadError
@@ -213,40 +211,6 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     if is_new:
         remember(resolved, options)
     return OpenedBundle(session, plan, resolved, options)
-
-
-def _serve_later_sessions(opened: OpenedBundle) -> None:
-    """Has the session of an opened bundle use its buckets, and change to its steady phase."""
-    if opened.options.buckets and opened.resolved.has_buckets:
-        from ortprep.runtime.loading.buckets import serve_buckets
-
-        serve_buckets(opened, open_bucket)
-    if opened.options.phases == "auto":
-        from ortprep.runtime.loading.phases import serve_in_phases
-
-        serve_in_phases(opened)
-
-
-def open_bucket(root: Path, config: LoaderConfig, bucket: Variant, options: LoadOptions) -> OpenedBundle:
-    """Opens one bucket of a bundle, as `load` opens a variant by its name.
-
-    Raises:
-        PipelineError: As `load`; `LoadError` if the bundle was replaced, whose answers must not be mixed.
-    """
-    # The bundle's other files were compared when it was opened.
-    named = options.replace(
-        target=bucket.name, precision="fastest-within-gate", whole_bundle=False, buckets=False
-    )
-    opened = open_folder(str(root), named)
-    if opened.config != config:
-        from ortprep.errors import LoadError
-
-        raise LoadError(
-            f"bundle was replaced by another build: {root}\n"
-            f"  expected the build loaded first, since answers of two builds must not mix",
-            hint="load it again",
-        )
-    return opened
 
 
 def _pays(options: LoadOptions) -> bool:

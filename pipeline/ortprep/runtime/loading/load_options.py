@@ -99,9 +99,8 @@ class LoadOptions(Settings):
     `may_spin` says whether idle ones may spin; the caller's own threads take precedence. `replacement`
     makes the session, with the arguments of `InferenceSession`, where an application asked for one on the
     bundle's source: only variants that take all that the source takes are loaded then. Where a signature is
-    required, digests are `full`; `whole_bundle` says whether they include files of which no session is made.
-    `buckets` has batches of sizes that the bundle was prepared for run on the variants for them. A bundle of
-    other files than `source` is refused. `session_options` are as `read_options` returns them.
+    required, digests are `full`. A bundle of other files than `source` is refused. `session_options` are as
+    `read_options` returns them.
     """
 
     target: str | None = None
@@ -115,8 +114,6 @@ class LoadOptions(Settings):
     adapt: Callable[[SessionPlan], SessionPlan] | None = None
     replacement: SessionFactory | None = None
     require_signature: str | os.PathLike[str] | None = None
-    whole_bundle: bool = True
-    buckets: bool = False
     threads: int | None = None
     may_spin: bool = True
     source: Sequence[tuple[str, int, str, str]] | None = None

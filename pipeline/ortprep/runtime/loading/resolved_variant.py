@@ -88,7 +88,6 @@ class ResolvedVariant(Settings):
         files: Path, free of links, and stamp of every file that was checked.
         passed_over: Variants the bundle prefers to it, each with what this machine lacks for it.
         compute_capabilities: Compute capability per CUDA ordinal; None where no variant asks for one.
-        has_buckets: Whether the bundle has variants for certain sizes beside this one.
         config: The bundle's loader config, once it was read.
         check: What is still being compared: no session may be given out before it ends.
         is_settled: Whether every file would have shown, by its stamp, that it was written to since then.
@@ -103,7 +102,6 @@ class ResolvedVariant(Settings):
     files: tuple[tuple[str, Stamp], ...]
     passed_over: tuple[tuple[str, tuple[str, ...]], ...]
     compute_capabilities: tuple[tuple[int, int], ...] | None
-    has_buckets: bool
     config: LoaderConfig | None = None
     check: FileCheck | None = None
     is_settled: bool = False

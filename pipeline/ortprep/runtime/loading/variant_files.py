@@ -122,8 +122,7 @@ class FileCheck:
         """
         options = self._options
         if options.digests == "full":
-            if options.whole_bundle:
-                _check_others(self._root, self._entries, options.deadline, signed)
+            _check_others(self._root, self._entries, options.deadline, signed)
             return
         if self._cache is None:
             # The disk is trusted with the bytes; but ONNX Runtime would wait for ever for a FIFO's writer.

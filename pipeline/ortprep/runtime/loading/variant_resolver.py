@@ -16,7 +16,6 @@ from ortprep.bundle.loader_config import (
     FirstPhase,
     LoaderConfig,
     Variant,
-    find_buckets,
     read_loader_config,
 )
 from ortprep.bundle.paths import resolve_inside
@@ -80,7 +79,6 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         files=check.stamps,
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
-        has_buckets=bool(find_buckets(config, variant)),
         config=config,
         check=check,
         is_settled=all(is_settled(stamp, began_ns) for stamp in settled),

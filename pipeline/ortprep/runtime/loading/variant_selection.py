@@ -113,20 +113,14 @@ def serves(
 ) -> bool:
     """Returns whether a variant is what a job requests: its target, its name, or anything, in that precision.
 
-    One that takes batches of certain sizes only has to be asked for by name.
-
-    With `as_source` it also has to take every size that the source takes, and to be in the source's
-    precision, or in one that the application itself has judged.
+    With `as_source` it also has to be in the source's precision, or in one that the application itself has
+    judged.
     """
-    if as_source and variant.binding:
-        return False
     if as_source and variant.precision != SOURCE_PRECISION and not variant.judged:
         return False
     if precision not in (FASTEST, variant.precision):
         return False
-    if target == variant.name:
-        return True
-    return target in (None, variant.target) and not variant.bucket
+    return target in (None, variant.target, variant.name)
 
 
 def needs_gpu(requirements: Requirements) -> bool:

@@ -25,7 +25,6 @@ class WorkerStats:
         device: Its device.
         models: The models that it serves.
         variants: Its variant of each model.
-        buckets: Its shape buckets, by model.
         state: What it is doing.
         pid: Its process; None without one.
         start_s: Duration of its last start, process creation included; None before it was ready.
@@ -41,7 +40,6 @@ class WorkerStats:
     device: str
     models: tuple[str, ...]
     variants: Mapping[str, str] = field(default_factory=dict)
-    buckets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state: WorkerStatus = "waiting"
     pid: int | None = None
     start_s: float | None = None
@@ -75,7 +73,6 @@ class ReadyReport:
     """
 
     variants: Mapping[str, str]
-    buckets: Mapping[str, tuple[str, ...]]
     private_bytes: int
     unfit: str = ""
 

@@ -191,7 +191,7 @@ class Worker:
             return None
         if not isinstance(report, ReadyReport):
             return report
-        figures = {name: getattr(report, name) for name in ("variants", "buckets", "private_bytes")}
+        figures = {name: getattr(report, name) for name in ("variants", "private_bytes")}
         start_s = time.monotonic() - started
         self._note("ready", start_s=start_s, **figures)
         log.info("%s (pid %d) is ready after %.2f s", self.name, process.pid, start_s)

@@ -52,7 +52,6 @@ def main(job: WorkerJob) -> None:
         return
     ready = ReadyReport(
         variants={model.name: model.variant for model in models},
-        buckets={model.name: model.buckets for model in models},
         private_bytes=private_bytes(),
         unfit=_find_unfit(models, threads) if job.is_template else "",
     )

@@ -14,13 +14,10 @@ class PassRequest:
     """The files of a pass, and what it reads of the spec.
 
     Attributes:
-        name: `fusion`, `shapes`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or
-            `int4-weights`.
+        name: `fusion`, `fp16`, `bf16`, `int8-dynamic`, `int8-static`, `int8-weights` or `int4-weights`.
         source: Absolute path of the model; its external data is in the same folder.
         written: Absolute path of the model to write, in an empty folder; with `measures_errors`, of the one
             that the same request wrote without it.
-        dimensions: For `shapes`: sizes of 1 and more, by the name of a symbolic dimension, or by
-            `INPUT[AXIS]` for one without a name.
         fusion: For `fusion`.
         keep_nodes: For a precision: nodes that stay as they are, by name.
         quantize: For quantisation.
@@ -32,7 +29,6 @@ class PassRequest:
     name: str
     source: Path
     written: Path
-    dimensions: Mapping[str, int] = field(default_factory=dict)
     fusion: FusionSpec | None = None
     keep_nodes: tuple[str, ...] = ()
     quantize: QuantizeSpec = field(default_factory=QuantizeSpec)

@@ -37,9 +37,7 @@ def change_graph(request: PassRequest) -> PassReply:
         MissingExtraError: A library is not installed.
         OSError: A file cannot be read, or the disk is full.
     """
-    if request.name == "shapes":
-        from ortprep.stages.convert.shapes import bind_shapes as change
-    elif request.name == "fusion":
+    if request.name == "fusion":
         from ortprep.stages.convert.fusion import fuse as change
     elif request.name in ("fp16", "bf16"):
         from ortprep.stages.convert.half import convert_half as change

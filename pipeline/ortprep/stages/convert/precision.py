@@ -38,7 +38,6 @@ from ortprep.stages.optimize.requirements import NO_INTEGERS, find_integer_type
 from ortprep.stages.optimize.session_plans import LEVELS, loading_options, loading_providers
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
-    fitting,
     held_out,
     read_shared_reference,
 )
@@ -123,9 +122,8 @@ class PrecisionAttempts:
         self._levels: tuple[str, ...] = ()
         self._scratch = scratch
         self.written = scratch / "model" / f"{context.spec.name}.onnx"
-        description = parent.description
-        self._reference = fitting(read_shared_reference(context), description.interface, context.subject)
-        self._mode = choose_mode(self._convert, context.target, description.source.operators)
+        self._reference = read_shared_reference(context)
+        self._mode = choose_mode(self._convert, context.target, parent.description.source.operators)
         self._calibration: Sequence[Path] = ()
         self._held_out = self._reference  # what judges static int8
         if any(map(self._is_static, plan_steps(context.variant_plan.precision, self._convert.steps_below))):

@@ -1,7 +1,7 @@
 """`convert`: graph passes before the one-time optimisation, each gated by measured accuracy.
 
 A target's own variant is the source with fused transformer subgraphs, if the spec asks for them. Its
-precisions are made from it, and buckets from those, so no pass runs twice.
+precisions are made from it, so no pass runs twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ConvertStage:
         """Returns the source, the graph it begins with and, for a precision, the source's answers."""
         variant_plan = _variant(plan, variant)
         graphs = dict.fromkeys((FETCH, source_task(plan, variant_plan.parent)))
-        answers = (TaskId("verify", reference_variant(plan)),) if _changes_precision(variant_plan) else ()
+        answers = (TaskId("verify", reference_variant(plan)),) if variant_plan.has_own_precision else ()
         return (*graphs, *answers)
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
@@ -69,10 +69,8 @@ class ConvertStage:
         variant_plan, target = _variant(plan, variant), target_of(plan, variant)
         convert = convert_section(plan.spec)
         libraries = {**runtime_versions(target), **installed_versions(*_LIBRARIES)}
-        if not _changes_precision(variant_plan):
-            used = set() if variant_plan.is_bucket else {"fusion"}
-            options = convert.model_dump(mode="json", include=used)
-            return {**options, "binding": dict(variant_plan.binding), "tools": libraries}
+        if not variant_plan.has_own_precision:
+            return {**convert.model_dump(mode="json", include={"fusion"}), "tools": libraries}
         steps = plan_steps(variant_plan.precision, convert.steps_below)
         return {
             **gate_key(plan.spec),
@@ -103,9 +101,8 @@ class ConvertStage:
         record = parent.conversion or ConversionRecord(variant.precision, SOURCE_PRECISION)
         scratch = context.folder / ".scratch"
         try:
-            if not _changes_precision(variant):
-                made, record = _bind_or_fuse(context, scratch, parent, record)
-                return _result(context, parent, made, record)
+            if not variant.has_own_precision:
+                return _fuse(context, scratch, parent, record)
             attempts = PrecisionAttempts(context, scratch, parent)
             steps = _descend(context, attempts)
             calibration, judged_on = attempts.sample_sets(steps)
@@ -134,34 +131,23 @@ def _variant(plan: Plan, variant: str | None) -> VariantPlan:
     return plan.variant_plans[variant]
 
 
-def _changes_precision(variant: VariantPlan) -> bool:
-    return variant.has_own_precision and not variant.is_bucket
-
-
 def _other_precisions(context: Context) -> tuple[str, ...]:
     requested = convert_section(context.spec).precisions(context.target)
     return tuple(name for name in requested if name != context.variant_plan.precision)
 
 
-def _bind_or_fuse(
-    context: Context, scratch: Path, parent: Graph, record: ConversionRecord
-) -> tuple[Path, ConversionRecord]:
-    """Returns a bucket's model with bound dimensions, or another's with fused subgraphs, and its record."""
-    variant, convert = context.variant_plan, convert_section(context.spec)
+def _fuse(context: Context, scratch: Path, parent: Graph, record: ConversionRecord) -> Mapping[str, Any]:
+    """Makes the model with fused subgraphs."""
     request = PassRequest(
-        name="shapes" if variant.is_bucket else "fusion",
+        name="fusion",
         source=parent.path,
-        written=scratch / "model" / f"{context.spec.name}.onnx",
-        fusion=convert.fusion,
-        dimensions=variant.binding,
+        written=scratch / "fusion" / f"{context.spec.name}.onnx",
+        fusion=convert_section(context.spec).fusion,
     )
-    context.say(f"running {request.name}")
+    context.say("running fusion")
     reply = run_pass(context, request)
-    if not variant.is_bucket:
-        return request.written, dataclasses.replace(record, fused=reply.fused, fused_by=reply.library)
-    # Thresholds over all samples do not apply to the few that fit a bucket.
-    gate = convert.thresholds(of_all=False) if record.gate else {}
-    return request.written, dataclasses.replace(record, binding=dict(variant.binding), gate=gate)
+    record = dataclasses.replace(record, fused=reply.fused, fused_by=reply.library)
+    return _result(context, parent, request.written, record)
 
 
 def _descend(context: Context, attempts: PrecisionAttempts) -> tuple[PrecisionStep, ...]:

@@ -59,11 +59,8 @@ def judge_accuracy(
     *,
     expected: Answers,
     got: Answers,
-    of_all: bool = True,
 ) -> tuple[tuple[OutputAccuracy, ...], tuple[str, ...]]:
     """Returns the accuracy of every output, and why the gate or the user's own metric fails, a line each.
-
-    Without `of_all`, the samples are a part, and thresholds over all of them are not applied.
 
     Raises:
         SpecError: The user's metric does not work.
@@ -72,8 +69,8 @@ def judge_accuracy(
     answers = ({one.output: read_answer(one) for one in sample} for sample in got.samples)
     outputs = compare_answers(expected.samples, answers)
     gate = convert_section(spec).gate
-    failures = list(find_gate_failures(convert_section(spec).thresholds(of_all=of_all), outputs))
-    if of_all and not failures and gate.metric is not None and gate.metric_at_least is not None:
+    failures = list(find_gate_failures(convert_section(spec).thresholds(), outputs))
+    if not failures and gate.metric is not None and gate.metric_at_least is not None:
         paths = tuple(sample.path.resolve() for sample in samples)
         sides = (expected.samples, got.samples)
         call = FunctionCall(gate.metric, spec.folder.resolve(), "convert.gate.metric", (), paths, sides)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from ortprep.bundle.loader_config import SOURCE_PRECISION
-from ortprep.spec.conversion import ConvertSpec, Precision
+from ortprep.spec.conversion import ConvertSpec
 from ortprep.spec.models import ModelSpec
 
 PORTABLE = "portable"
 """The variant every bundle carries: operators of ONNX and of the source only, for any machine."""
-
-_MAX_LABEL_LENGTH = 64
-_PRECISIONS = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -25,63 +21,32 @@ class VariantPlan:
     """One variant to build.
 
     Attributes:
-        name: Unique in the bundle: `cpu`, `cuda-fp16`, `cpu-int8-batch8`, `portable`, ….
+        name: Unique in the bundle: `cpu`, `cuda-fp16`, `portable`, ….
         precision: `fp32` (as the source), `fp16`, `bf16`, `int8` or `int4`.
-        binding: Sizes of symbolic dimensions, by name, if it serves batches of exactly these.
-        parent: The variant whose graph it is converted from, None for the source's.
         is_converted: Whether its graph differs from its parent's.
     """
 
     name: str
     target: str
     precision: str = SOURCE_PRECISION
-    binding: Mapping[str, int] = field(default_factory=dict)
-    parent: str | None = None
     is_converted: bool = False
-
-    @property
-    def is_bucket(self) -> bool:
-        """Whether it serves batches of certain sizes only."""
-        return bool(self.binding)
 
     @property
     def has_own_precision(self) -> bool:
         """Whether it is in another precision than the source, so that a gate judges its answers."""
         return self.precision != SOURCE_PRECISION
 
+    @property
+    def parent(self) -> str | None:
+        """The variant whose graph it is converted from, None for the source's."""
+        return self.target if self.has_own_precision else None
+
 
 def _variants_of(convert: ConvertSpec | None, target: str) -> Iterator[VariantPlan]:
     """Yields the variants that a target gets, each after its parent."""
-    if convert is None:
-        yield VariantPlan(target, target)
-        return
-    base = VariantPlan(target, target, is_converted=convert.fusion is not None)
-    converted = [
-        replace(base, name=f"{target}-{precision}", precision=precision, parent=target, is_converted=True)
-        for precision in convert.precisions(target)
-    ]
-    for variant in (base, *converted):
-        yield variant
-        for label, bucket in _labelled(convert.shapes):
-            yield replace(
-                variant,
-                name=f"{variant.name}-{label}",
-                binding=bucket,
-                parent=variant.name,
-                is_converted=True,
-            )
-
-
-def _labelled(buckets: tuple[Mapping[str, int], ...]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yields every bucket with a name that is part of a path: its sizes, or its number where that is long."""
-    labels = [
-        "-".join(f"{re.sub('[^A-Za-z0-9]+', '_', name).strip('_')}{size}" for name, size in bucket.items())
-        for bucket in buckets
-    ]
-    for index, (label, bucket) in enumerate(zip(labels, buckets, strict=True)):
-        usable = len(label) <= _MAX_LABEL_LENGTH and labels.count(label) == 1 and label not in _PRECISIONS
-        # No label of sizes ends so: each part of one has its size at its end.
-        yield label if usable else f"bucket-{index}", bucket
+    yield VariantPlan(target, target, is_converted=convert is not None and convert.fusion is not None)
+    for precision in () if convert is None else convert.precisions(target):
+        yield VariantPlan(f"{target}-{precision}", target, precision, is_converted=True)
 
 
 LEFT_OUT = "left_out"

@@ -87,18 +87,6 @@ def check_sample_files(spec: ModelSpec, interface: ModelInterface) -> Iterator[s
     yield from (f"samples: {problem}" for path in files for problem in _header_problems(path, interface))
 
 
-def fits_interface(path: Path, interface: ModelInterface) -> bool:
-    """Returns whether a model takes a sample's shapes, going by the headers: fixed axes may not differ.
-
-    Raises:
-        BundleError: It cannot be read, or is not an `.npz` file.
-    """
-    from ortprep.runtime.tensors.arrays import read_headers
-
-    headers = read_headers(path)
-    return all(item.fits(headers[item.name][1]) for item in interface.inputs if item.name in headers)
-
-
 def _header_problems(path: Path, interface: ModelInterface) -> Iterator[str]:
     """Yields every way in which a sample contradicts the model, going by its headers alone."""
     from ortprep.runtime.tensors.arrays import read_headers

@@ -95,20 +95,14 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
         raise StageError(f"{place}\n  {error.strerror or error}") from error
 
 
-def draw_sample(spec: ModelSpec, interface: ModelInterface, file: Path) -> Sample | None:
-    """Writes a seeded input of the smallest declared shapes that a model takes; None if there are none.
+def draw_sample(spec: ModelSpec, interface: ModelInterface, file: Path) -> Sample:
+    """Writes a seeded input of the smallest declared shapes.
 
     Raises:
         SpecError: A string input has no `values`.
         OSError: The disk is full.
     """
-    sets = [
-        shapes
-        for shapes in shape_sets(spec, interface)
-        if all(item.fits(shapes[item.name]) for item in interface.inputs)
-    ]
-    if not sets:
-        return None
+    sets = shape_sets(spec, interface)
     smallest = min(sets, key=lambda shapes: sum(math.prod(shape) for shape in shapes.values()))
     return _write_sample(file, build_feeds(interface, smallest, spec, seed=spec.verify.seed), None)
 

@@ -41,7 +41,7 @@ from ortprep.stages.measure.decision import (
     with_common_start,
 )
 from ortprep.stages.optimize.session_plans import Candidate, default_candidate, device_of, runtime_key
-from ortprep.stages.verify.reference import fitting, read_shared_reference, reference_variant
+from ortprep.stages.verify.reference import read_shared_reference, reference_variant
 from ortprep.tuning.objective import Objective
 
 Runs: TypeAlias = InterleavedRuns[str, ProbeResult]
@@ -107,7 +107,7 @@ class _Comparison:
     def __init__(self, context: Context, candidates: Mapping[str, Candidate], folder: Path) -> None:
         interface = read_source(context).description.interface
         self._context, self._candidates, self._spec = context, candidates, context.spec.measure
-        self._sample = fitting(read_shared_reference(context), interface, context.subject).samples[0]
+        self._sample = read_shared_reference(context).samples[0]
         self._staged = StagedBundles(folder, interface.inputs, interface.outputs)
         self._objective = Objective.of(context.spec.tune)
         self._planned = len(candidates) * (1 + self._spec.rounds + self._spec.cold_rounds)
@@ -193,7 +193,7 @@ class _Comparison:
         return replace(outcome, rounds=compared), self._decide(compared)
 
     def _decide(self, samples: PlanRounds) -> Decision:
-        if self._context.variant_plan.parent is not None:
+        if self._context.variant_plan.has_own_precision:
             # It was asked for, and which of several a job is given is decided by what they cost.
             return decide_converted(samples, objective=self._objective)
         # The portable variant runs on the CPU: faster or not, it is no answer to who asked for a GPU.

@@ -24,7 +24,6 @@ from ortprep.children.child import run_child
 from ortprep.errors import (
     ChildKilledError,
     LoadError,
-    SpecError,
     StageError,
     hint_of_os_error,
 )
@@ -43,7 +42,7 @@ from ortprep.stages.core.results import (
     read_source,
     source_task,
 )
-from ortprep.stages.core.sample_files import find_sample_files, fits_interface, inputs_key, samples_key
+from ortprep.stages.core.sample_files import find_sample_files, inputs_key, samples_key
 from ortprep.stages.core.samples import draw_sample
 from ortprep.stages.core.spec_fit import require_fit
 from ortprep.stages.optimize.graph_writer import SaveRequest, SaveResult, save_optimized
@@ -151,8 +150,6 @@ def _result_of(
         providers=providers,
         requirements=requirements_of(context, saved, options, providers),
         precision=precision,
-        binding=plan.binding,
-        bucket=plan.is_bucket,
     )
     return PreparedResult(variant, step.name, attempts, saved.onnxruntime)
 
@@ -201,25 +198,18 @@ def _require_run(context: Context, plan: SessionPlan) -> None:
     """Loads a model as a job would and runs it once; whether its answers are right is for `verify` to say.
 
     The run is needed: a graph that is laid out for another processor loads well and fails in its first run
-    (microsoft/onnxruntime #26174). It is fed with the user's first sample that fits, or with a drawn one.
+    (microsoft/onnxruntime #26174). It is fed with the user's first sample, or with a drawn one.
 
     Raises:
         LoadError: It does not load.
         StageError: It does not run.
-        SpecError: There is nothing to feed it with.
+        SpecError: A string input has no `values`.
         ChildError: The process died, or took longer than the spec's deadline.
     """
     spec, interface = context.spec, read_source(context).description.interface
     with tempfile.TemporaryDirectory(prefix=".run-", dir=context.folder) as scratch:
-        sample = next((one for one in find_sample_files(spec) if fits_interface(one, interface)), None)
-        if sample is None:
-            drawn = draw_sample(spec, interface, Path(scratch, "sample.npz"))
-            if drawn is None:
-                raise SpecError(
-                    f"no input to run it with: {context.subject}\n  expected a declared shape that fits it",
-                    hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
-                )
-            sample = drawn.path
+        real = find_sample_files(spec)
+        sample = real[0] if real else draw_sample(spec, interface, Path(scratch, "sample.npz")).path
         write_answers(plan, [sample], Path(scratch, "answers"), timeout_s=spec.optimize.timeout_s)
 
 

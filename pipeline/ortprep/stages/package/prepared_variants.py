@@ -79,11 +79,10 @@ def find_slower(variants: Sequence[PreparedVariant], objective: Objective) -> It
     """Yields the variants in a precision of their own that gain too little over fp32, with their figures."""
     by_name = {one.plan.name: one for one in variants}
     for name, one in by_name.items():
-        general = by_name[one.plan.parent] if one.plan.is_bucket and one.plan.parent else one
-        is_own = general.plan.has_own_precision
         base = by_name[one.plan.target]
-        if is_own and _relative_cost(general, base, objective) * MIN_AUTO_SPEEDUP > 1:
-            costs = _costs(general, objective)
+        is_own = one.plan.has_own_precision
+        if is_own and _relative_cost(one, base, objective) * MIN_AUTO_SPEEDUP > 1:
+            costs = _costs(one, objective)
             fp32 = _fp32_cost(costs, base, objective)
             figures = (
                 f"fp32 {fp32:.4g} ms, prepared {costs[PREPARED]:.4g} ms" if fp32 else "it was not measured"
@@ -145,19 +144,18 @@ def order_variants(
 ) -> tuple[PreparedVariant, ...]:
     """Returns variants in order of preference: targets in order, of each the cheapest precision first.
 
-    A CPU variant that costs more than fp32 comes after the portable variant. Buckets come last: only their
-    shapes select them, and a reader that does not know them takes any other before.
+    A CPU variant that costs more than fp32 comes after the portable variant.
     """
     by_name = {prepared.plan.name: prepared for prepared in variants}
     rank = {target: position for position, target in enumerate(targets)}
     portable = rank.get("cpu", len(rank)) + 1
 
-    def preference(prepared: PreparedVariant) -> tuple[bool, int, float]:
-        bucket, target = prepared.plan.is_bucket, prepared.plan.target
+    def preference(prepared: PreparedVariant) -> tuple[int, float]:
+        target = prepared.plan.target
         if prepared.plan.name == PORTABLE:
-            return bucket, portable, 0.0
+            return portable, 0.0
         cost = _relative_cost(prepared, by_name[target], objective)
-        return bucket, portable if target == "cpu" and cost > 1 else rank[target], cost
+        return portable if target == "cpu" and cost > 1 else rank[target], cost
 
     return tuple(sorted(by_name.values(), key=preference))
 
@@ -165,7 +163,7 @@ def order_variants(
 def _relative_cost(prepared: PreparedVariant, base: PreparedVariant, objective: Objective) -> float:
     """Returns what a session costs relative to what its target ships in fp32; small gains do not count."""
     costs = _costs(prepared, objective)
-    if not costs or prepared.plan.parent is None or prepared.plan.is_bucket:
+    if not costs or prepared.plan.parent is None:
         return 1.0
     fp32 = _fp32_cost(costs, base, objective)
     ratio = costs[PREPARED] / fp32 if fp32 else math.inf
@@ -203,7 +201,7 @@ def place_variant(context: Context, prepared: PreparedVariant) -> Variant:
         model=f"{variant.name}/{variant.model}",
         judged=prepared.plan.has_own_precision and convert is not None and convert.judge is not None,
         files=_place_files(prepared.folder / variant.model, context.folder, variant.name),
-        golden=_place_own_golden(context, prepared) if prepared.plan.is_converted else None,
+        golden=_place_own_golden(context, prepared) if prepared.plan.has_own_precision else None,
     )
 
 
@@ -253,18 +251,17 @@ def place_golden(context: Context) -> Golden:
 
 
 def _place_own_golden(context: Context, prepared: PreparedVariant) -> Golden:
-    """Places a golden sample that a converted variant takes.
+    """Places the golden sample of a variant in a precision of its own, with its own answers.
 
-    A variant in its own precision has its own answers. Elsewhere they may differ by as much as they differ
-    here from the source, and no more: another processor sums in another order, and rounds as coarsely.
+    Elsewhere they may differ by as much as they differ here from the source, and no more: another processor
+    sums in another order, and rounds as coarsely.
     """
     name = prepared.plan.name
     entry = _place_file(context, name, OWN_GOLDEN_FILE, f"{name}/{GOLDEN_FILE}")
     tolerances = _tolerances(context)
-    if prepared.plan.has_own_precision:
-        for accuracy in prepared.record.accuracy:
-            own = tolerances.get(accuracy.output, tolerances[""])
-            tolerances[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
+    for accuracy in prepared.record.accuracy:
+        own = tolerances.get(accuracy.output, tolerances[""])
+        tolerances[accuracy.output] = Tolerance(own.rtol, max(own.atol, accuracy.max_abs))
     return Golden(entry, tolerances.pop(""), tolerances)
 
 

@@ -46,7 +46,7 @@ class PackageStage:
     """Puts a bundle together."""
 
     name = "package"
-    version = 8
+    version = 9
 
     def variants(self, plan: Plan) -> tuple[str | None, ...]:  # noqa: ARG002
         """Returns `(None,)`: once per model."""
@@ -150,7 +150,7 @@ def judge_variants(
         OSError: The disk is full.
     """
     convert = context.spec.convert
-    names = [one.plan.name for one in prepared if one.plan.has_own_precision and not one.plan.is_bucket]
+    names = [one.plan.name for one in prepared if one.plan.has_own_precision]
     if convert is None or convert.judge is None or not names:
         return config, tuple(prepared), ()
     judge = ApplicationJudge(context.spec, convert.judge, context.say)

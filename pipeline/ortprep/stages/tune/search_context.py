@@ -42,7 +42,6 @@ from ortprep.stages.optimize.stage import (
 )
 from ortprep.stages.verify.reference import (
     ReferenceAnswers,
-    fitting,
     judging,
     read_shared_reference,
 )
@@ -153,11 +152,10 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
     optimized, folder = read_optimized(context, context.variant)
     graph = read_source(context)
     every = read_shared_reference(context)
-    fits = fitting(every, graph.description.interface, context.subject)
-    reference = judging(every, graph, context.subject)
+    reference = judging(every, graph)
     artefacts = Artefacts(context, folder, scratch / "forms")
     facts = artefacts.get(MAPPED).saved.facts
-    fixed_shapes = len({sample.shapes for sample in fits.samples}) == 1
+    fixed_shapes = len({sample.shapes for sample in every.samples}) == 1
     return SearchContext(
         context=context,
         optimized=optimized,
@@ -168,7 +166,7 @@ def _build_search_context(context: Context, scratch: Path) -> SearchContext:
         artefacts=artefacts,
         reference=reference,
         default=default_candidate(context, context.variant_plan),
-        checks=checked_samples(fits, reference),
+        checks=checked_samples(every, reference),
         staged=StagedBundles(
             scratch / "staged", graph.description.interface.inputs, graph.description.interface.outputs
         ),
@@ -193,10 +191,10 @@ def _space(context: Context, facts: ModelFacts, optimized: PreparedResult, *, fi
     return build_space(facts, conditions)
 
 
-def checked_samples(fits: ReferenceAnswers, judging: ReferenceAnswers) -> tuple[Check, ...]:
-    """Returns one sample per set of shapes that the model takes: one that judges, if there is one."""
-    first: dict[str, Check | None] = dict.fromkeys(sample.shapes for sample in fits.samples)
-    for part in (judging, fits):
+def checked_samples(every: ReferenceAnswers, judging: ReferenceAnswers) -> tuple[Check, ...]:
+    """Returns one sample per set of shapes: one that judges, if there is one."""
+    first: dict[str, Check | None] = dict.fromkeys(sample.shapes for sample in every.samples)
+    for part in (judging, every):
         for sample, answers in zip(part.samples, part.answers.samples, strict=True):
             first[sample.shapes] = first[sample.shapes] or (sample.file, answers)
     return tuple(check for check in first.values() if check is not None)

@@ -14,17 +14,14 @@ from ortprep.errors import PipelineError, SpecError
 from ortprep.runtime.loading.golden import INPUT, LAYOUT, OUTPUT, PART
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.stages.core.contract import Context
-from ortprep.stages.core.results import Graph
+from ortprep.stages.core.results import read_fetched
 from ortprep.stages.core.samples import Sample, draw_sample
 from ortprep.stages.verify.comparison import run_samples
 
 GOLDEN_FILE = "golden.npz"
 
 OWN_GOLDEN_FILE = "own_golden.npz"
-"""Of a converted variant: a sample that it takes, with its own answers if it has a precision of its own."""
-
-Drawing = tuple[SessionPlan, Graph, Path]
-"""The session that answers a drawn sample, the graph that takes it, and a folder to be."""
+"""Of a variant in a precision of its own: a sample with its own answers."""
 
 MAX_GOLDEN_BYTES = 2**20
 """Size of the largest golden sample, unless its inputs, which are kept whole, are larger by themselves:
@@ -35,7 +32,13 @@ MIN_OUTPUT_BYTES = 2**18
 
 
 def keep_golden(
-    context: Context, name: str, samples: Sequence[Sample], answers: Answers, drawing: Drawing
+    context: Context,
+    name: str,
+    samples: Sequence[Sample],
+    answers: Answers,
+    *,
+    plan: SessionPlan,
+    scratch: Path,
 ) -> None:
     """Writes the smallest drawn sample and its answers into the task's folder.
 
@@ -47,17 +50,18 @@ def keep_golden(
         name: Name of the file.
         samples: What was run.
         answers: The answers to it.
-        drawing: What a sample is drawn and run with.
+        plan: The session that answers a drawn sample.
+        scratch: A folder to be, for a drawn sample.
 
     Raises:
-        SpecError: All samples are real, and no drawn one runs.
+        SpecError: All samples are real, and a drawn one does not run.
         StageError: An output cannot be read.
         BundleError: The sample cannot be read.
         OSError: The file cannot be written.
     """
     every = list(zip(samples, answers.samples, strict=True))
     suitable = [(sample, answer) for sample, answer in every if sample.real is None]
-    suitable = suitable or [_answer_drawn(context, *drawing)]
+    suitable = suitable or [_answer_drawn(context, plan, scratch)]
     chosen, answer = min(suitable, key=lambda pair: pair[0].elements)
     sample = chosen.path
     write_golden(context.folder / name, sample=sample, answers=answer)
@@ -68,27 +72,25 @@ def keep_golden(
         )
 
 
-def _answer_drawn(
-    context: Context, plan: SessionPlan, graph: Graph, scratch: Path
-) -> tuple[Sample, tuple[Answer, ...]]:
-    """Returns a drawn sample that a graph takes, and what a session answers to it.
+def _answer_drawn(context: Context, plan: SessionPlan, scratch: Path) -> tuple[Sample, tuple[Answer, ...]]:
+    """Returns a drawn sample, and what a session answers to it.
 
     Raises:
-        SpecError: No declared shape fits the graph, or the sample does not run.
+        SpecError: The sample does not run.
     """
     scratch.mkdir()
-    got = "no declared shape that fits"
     try:
-        sample = draw_sample(context.spec, graph.description.interface, scratch / "sample.npz")
-        if sample is not None:
-            return sample, run_samples(context, plan, [sample], scratch / "answers").samples[0]
+        sample = draw_sample(
+            context.spec, read_fetched(context).description.interface, scratch / "sample.npz"
+        )
+        return sample, run_samples(context, plan, [sample], scratch / "answers").samples[0]
     except PipelineError as error:
         got = error.message.splitlines()[0]
-    raise SpecError(
-        f"no golden sample: {context.subject}\n"
-        f"  expected a drawn input that the model runs on, since a bundle gets no real ones, got {got}",
-        hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
-    )
+        raise SpecError(
+            f"no golden sample: {context.subject}\n"
+            f"  expected a drawn input that the model runs on, since a bundle gets no real ones, got {got}",
+            hint="declare inputs: {NAME: {shapes: [[…]], range: [0, 1]}}, or values, in the spec",
+        ) from None
 
 
 def write_golden(path: Path, *, sample: Path, answers: Sequence[Answer]) -> None:

@@ -15,7 +15,6 @@ from ortprep.bundle.atomic import write_json_atomic
 from ortprep.bundle.codec import decode, encode, read_json
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.bundle.manifest import OutputError
-from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import SessionPlan
 from ortprep.children.answers import Answers
 from ortprep.errors import PipelineError, SourceError, StageError, VerificationError
@@ -23,7 +22,7 @@ from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.stages.core.accuracy import judge_accuracy
 from ortprep.stages.core.contract import PORTABLE, Context, Plan, TaskId
 from ortprep.stages.core.results import Graph, read_fetched
-from ortprep.stages.core.sample_files import fits_interface, samples_key
+from ortprep.stages.core.sample_files import samples_key
 from ortprep.stages.core.samples import Sample, calibrates, make_samples
 from ortprep.stages.core.spec_fit import MIN_AUTO_SAMPLES
 from ortprep.stages.verify.comparison import build_errors, judge, run_samples
@@ -47,25 +46,6 @@ class ReferenceAnswers:
     noise: tuple[OutputError, ...]
 
 
-def fitting(reference: ReferenceAnswers, interface: ModelInterface, subject: str) -> ReferenceAnswers:
-    """Returns the part of a reference whose inputs a model takes: one that is bound takes no other shapes.
-
-    Raises:
-        StageError: There is no such sample.
-    """
-    fits = [fits_interface(sample.path, interface) for sample in reference.samples]
-    if all(fits):
-        return reference
-    if not any(fits):
-        shapes = "; ".join(dict.fromkeys(sample.shapes for sample in reference.samples))
-        expected = ", ".join(f"{item.name} {list(item.shape or ())}" for item in interface.inputs)
-        raise StageError(
-            f"no sample to run it with: {subject}\n  expected a sample with {expected}, got {shapes}",
-            hint="declare the bound shapes too: inputs: {NAME: {shapes: [[…]]}} in the spec",
-        )
-    return part_of(reference, fits)
-
-
 def part_of(reference: ReferenceAnswers, chosen: Sequence[bool]) -> ReferenceAnswers:
     """Returns the chosen samples of a reference, and the answers to them."""
     answers = replace(reference.answers, samples=tuple(compress(reference.answers.samples, chosen)))
@@ -79,10 +59,10 @@ def held_out(reference: ReferenceAnswers) -> ReferenceAnswers:
     return part_of(reference, judging) if len(set(judging)) == 2 and real >= MIN_AUTO_SAMPLES else reference
 
 
-def judging(every: ReferenceAnswers, graph: Graph, subject: str) -> ReferenceAnswers:
-    """Returns what judges a graph: what it takes and did not calibrate it. Raises as `fitting` does."""
-    fits, conversion = fitting(every, graph.description.interface, subject), graph.conversion
-    return held_out(fits) if conversion is not None and conversion.calibration is not None else fits
+def judging(every: ReferenceAnswers, graph: Graph) -> ReferenceAnswers:
+    """Returns what judges a graph: what did not calibrate it."""
+    is_calibrated = graph.conversion is not None and graph.conversion.calibration is not None
+    return held_out(every) if is_calibrated else every
 
 
 def require_gate(
@@ -99,8 +79,6 @@ def require_gate(
         reference.samples,
         expected=reference.answers,
         got=answers,
-        # A bucket computes what its parent does, which was judged on all samples.
-        of_all=not context.variant_plan.is_bucket,
     )
     if failures:
         lines = "\n".join(f"  {failure}" for failure in failures)

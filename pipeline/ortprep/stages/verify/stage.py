@@ -26,7 +26,6 @@ from ortprep.stages.core.provenance import runtime_versions
 from ortprep.stages.core.results import (
     FETCH,
     VerifyResult,
-    read_fetched,
     read_optimized,
     read_source,
     session_of,
@@ -100,7 +99,7 @@ class VerifyStage:
         with TemporaryDirectory(prefix="answers-", dir=context.folder) as folder:
             scratch = Path(folder)
             every = _reference(context, scratch)
-            reference = judging(every, read_source(context), context.subject)
+            reference = judging(every, read_source(context))
             candidate = _run_candidate(context, reference, scratch)
             tolerances = context.spec.verify.tolerances(reference.noise)
             judged = tuple(judge(tolerances, reference.samples, expected=reference.answers, got=candidate))
@@ -120,17 +119,15 @@ class VerifyStage:
                     f"{worst.name}: {worst.wrong} of {worst.count} elements are outside the tolerance, "
                     "as rounding in plain ONNX Runtime makes them"
                 )
-            if context.variant_plan.is_converted:
-                # Answers in another precision are further from the source's than a tolerance allows.
-                answers = candidate if own_precision else reference.answers
+            drawn = scratch / "drawn"
+            if own_precision:
+                # Its answers are further from the source's than a tolerance allows.
                 optimized, place = read_optimized(context, context.variant)
-                own = session_of(place, optimized.variant)
-                plan = own if own_precision else source_plan(context)
-                drawing = (plan, read_source(context), scratch / "own")
-                keep_golden(context, OWN_GOLDEN_FILE, reference.samples, answers, drawing)
+                plan = session_of(place, optimized.variant)
+                keep_golden(context, OWN_GOLDEN_FILE, reference.samples, candidate, plan=plan, scratch=drawn)
             if _makes_reference(context):
-                drawing = (source_plan(context), read_fetched(context), scratch / "drawn")
-                keep_golden(context, GOLDEN_FILE, every.samples, every.answers, drawing)
+                plan = source_plan(context)
+                keep_golden(context, GOLDEN_FILE, every.samples, every.answers, plan=plan, scratch=drawn)
         record = VerificationRecord(
             rtol=tolerances[""].rtol,
             atol=tolerances[""].atol,
