@@ -150,15 +150,11 @@ class ChildError(PipelineError):
 
 
 class ChildKilledError(ChildError):
-    """Something outside killed a child process, most often the kernel for want of memory."""
+    """A child process got no more memory, or was killed from outside, mostly by the kernel for want of it."""
 
 
 class ChildTimeoutError(ChildError):
     """A child process was stopped because its deadline passed."""
-
-
-class ChildMemoryError(ChildError):
-    """A child process got no more memory, and said so."""
 
 
 class BundleError(PipelineError):
@@ -169,10 +165,6 @@ class BundleError(PipelineError):
 
 class IntegrityError(BundleError):
     """The bytes of a bundle are not the bytes that were recorded."""
-
-
-class UnsupportedVersionError(BundleError):
-    """A bundle was written in a newer format than this version reads."""
 
 
 class LoadError(PipelineError):
@@ -189,10 +181,6 @@ class LoadTimeoutError(LoadError):
     """A load was cancelled because its deadline passed."""
 
     HINT = "give a longer timeout_s, or none to wait for as long as it takes"
-
-
-class ProviderError(LoadError):
-    """A session did not get the execution provider that was asked for."""
 
 
 class LaunchError(PipelineError):
@@ -283,10 +271,6 @@ class NotPublishedError(RegistryError):
 
 class ConflictError(RegistryError):
     """Somebody else changed the same thing in a registry, again and again."""
-
-
-class PromotionRefusedError(RegistryError):
-    """A version does not pass the gate between it and an alias."""
 
 
 class SignatureError(IntegrityError):

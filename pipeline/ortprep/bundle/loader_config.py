@@ -218,8 +218,8 @@ def read_loader_config(folder: StrPath, *, sha256: str | None = None) -> LoaderC
     """Reads and checks `loader.json`, whose bytes must have a digest if one is given.
 
     Raises:
-        BundleError: The file is missing, too large, not of this form, or contradicts itself.
-        UnsupportedVersionError: It has a newer major version.
+        BundleError: The file is missing, too large, not of this form, of a newer major version, or
+            contradicts itself.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
     path = os.path.join(folder, LOADER_FILE)

@@ -267,9 +267,8 @@ def read_manifest_file(path: Path, *, sha256: str | None = None) -> Manifest:
     """Reads and checks a manifest, under any name; its bytes must have a digest if one is given.
 
     Raises:
-        BundleError: The file is missing, too large, or not of this form, or has too many variants, or records
-            that no build writes.
-        UnsupportedVersionError: It has a newer major version.
+        BundleError: The file is missing, too large, not of this form, or of a newer major version, or has too
+            many variants, or records that no build writes.
         IntegrityError: It was changed, or names a file outside the bundle.
     """
     manifest = read_record(

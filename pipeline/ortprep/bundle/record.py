@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ortprep.bundle.codec import check_json_values, decode, encode, format_json, read_json
 from ortprep.bundle.digest import digest_json
-from ortprep.errors import BundleError, IntegrityError, UnsupportedVersionError
+from ortprep.errors import BundleError, IntegrityError
 from ortprep.quoting import quoted
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def read_record(
     """Reads a file that `write_record` wrote, here or by another version; `sha256` as for `read_json`.
 
     Raises:
-        BundleError: The file is missing, too large, or not of this form.
-        UnsupportedVersionError: It has a newer major version.
+        BundleError: The file is missing, too large, not of this form, or of a newer major version.
         IntegrityError: It was changed.
     """
     if not os.path.lexists(path):
@@ -81,7 +80,7 @@ def _check_schema_version(data: Mapping[str, Any], *, supported: str, path: StrP
     if int(parts[0]) > int(supported.partition(".")[0]):
         from ortprep.versions import upgrade_command
 
-        raise UnsupportedVersionError(
+        raise BundleError(
             f"bundle format too new: {path}\n  expected schema_version up to {supported}, got {version}",
             hint=upgrade_command(),
         )

@@ -32,7 +32,6 @@ from ortprep.errors import (
     DISK_ERRORS,
     ChildError,
     ChildKilledError,
-    ChildMemoryError,
     ChildTimeoutError,
     PipelineError,
     describe_exit,
@@ -231,7 +230,7 @@ def _answer(function: str, request: object) -> str:
     except PipelineError as error:
         return json.dumps({"error": to_dict(error)})
     except MemoryError:
-        return json.dumps({"error": to_dict(ChildMemoryError(f"out of memory: {function}"))})
+        return json.dumps({"error": to_dict(ChildKilledError(f"out of memory: {function}"))})
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.bundle.manifest import Manifest
-from ortprep.errors import (
-    ConflictError,
-    NotPublishedError,
-    PromotionRefusedError,
-    SignatureError,
-)
+from ortprep.errors import ConflictError, NotPublishedError, RegistryError, SignatureError
 from ortprep.measuring.change import VERIFICATION, RegressionLimits
 from ortprep.measuring.regression import compare
 from ortprep.measuring.shipped import worst_error
@@ -62,7 +57,7 @@ def promote(
     Raises:
         NotPublishedError: There is no such version.
         SignatureError: A part of it is not signed as the gate demands.
-        PromotionRefusedError: It does not pass; every objection is named.
+        RegistryError: It does not pass; every objection is named.
         ConflictError: The alias is a label, or somebody else moves it.
         RegistryError: The registry failed, or the alias has no good name.
     """
@@ -101,7 +96,7 @@ def rollback(name: str, alias: str, catalogue: Catalogue) -> PromoteResult:
 def _pass_gate(
     catalogue: Catalogue, version: Version, now: str, state: ModelState, gate: PromotionGate
 ) -> tuple[str, ...]:
-    """Returns the overruled objections; raises SignatureError, or PromotionRefusedError for others.
+    """Returns the overruled objections; raises SignatureError, or RegistryError for others.
 
     `now` is the digest of the version that the alias names, that of `version` itself if it names none.
     """
@@ -128,7 +123,7 @@ def _pass_gate(
             hint = f"ortprep versions {quoted(version.model)}   (roll back, or --force)"
     if objections and not gate.force:
         lines = "\n".join(f"  {objection}" for objection in objections)
-        raise PromotionRefusedError(f"not promoted: {version.model}@{version.digest}\n{lines}", hint=hint)
+        raise RegistryError(f"not promoted: {version.model}@{version.digest}\n{lines}", hint=hint)
     return objections
 
 

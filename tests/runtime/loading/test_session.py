@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
-from ortprep.errors import LoadError, LoadTimeoutError, ProviderError
+from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime.loading import session as session_module
 from ortprep.runtime.loading.session import (
     CPU,
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_model_is_an_error_that_names_it(tmp_path, content):
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this machine has a GPU")
 def test_asking_for_cuda_never_gives_a_cpu_session(model, capfd):
-    with pytest.raises(ProviderError, match=CUDA) as caught:
+    with pytest.raises(LoadError, match=CUDA) as caught:
         build_session(default_plan(model, CUDA))
     assert "[cuda]" in str(caught.value)
     assert capfd.readouterr().out == ""

@@ -77,8 +77,7 @@ def load(
         RegistryError: The registry has no such version, or failed.
         LoadError: No variant fits, ONNX Runtime refused it, or the answers to the golden sample are wrong.
         LoadTimeoutError: The deadline passed.
-        ProviderError: The session did not get its execution provider.
-        BundleError: The bundle cannot be read; `UnsupportedVersionError` if its format is newer.
+        BundleError: The bundle cannot be read, or its format is newer.
         IntegrityError: A file has changed since it was written, or the bundle sets a forbidden option.
         MissingExtraError: ONNX Runtime is not installed.
         CacheError: The cache folder is needed, for a pull or for copies, and cannot be used.

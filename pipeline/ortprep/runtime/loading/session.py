@@ -174,8 +174,8 @@ def build_session(
 
     Raises:
         LoadTimeoutError: The deadline passed.
-        ProviderError: A requested provider was not obtained.
-        LoadError: ONNX Runtime refused the model or an option, or the load was cancelled.
+        LoadError: A requested provider was not obtained, ONNX Runtime refused the model or an option, or the
+            load was cancelled.
         MissingExtraError: ONNX Runtime is not installed.
     """
     onnxruntime, deadline = import_onnxruntime(), Deadline(timeout_s, subject=plan.model)
@@ -350,12 +350,12 @@ def _cancelled_after(options: Any, timeout_s: float) -> Iterator[None]:
 
 
 def _check_offered(plan: SessionPlan, available: list[str]) -> None:
-    """Raises `ProviderError` unless this ONNX Runtime has the providers of a plan."""
+    """Raises `LoadError` unless this ONNX Runtime has the providers of a plan."""
     missing = [provider.name for provider in plan.providers if provider.name not in available]
     if missing:
-        from ortprep.errors import ProviderError
+        from ortprep.errors import LoadError
 
-        raise ProviderError(
+        raise LoadError(
             f"this ONNX Runtime has no {', '.join(missing)}: {plan.model}\n"
             f"  expected one of {', '.join(available)}",
             hint=_provider_hint(missing),
@@ -366,9 +366,9 @@ def _check_obtained(plan: SessionPlan, obtained: list[str]) -> None:
     """ONNX Runtime gives a CPU session, and a log line, where a provider's libraries cannot be loaded."""
     requested = [provider.name for provider in plan.providers]
     if obtained[: len(requested)] != requested:
-        from ortprep.errors import ProviderError
+        from ortprep.errors import LoadError
 
-        raise ProviderError(
+        raise LoadError(
             f"session did not get the execution providers asked for: {plan.model}\n"
             f"  expected {', '.join(requested)}, got {', '.join(obtained)}",
             hint=_provider_hint([name for name in requested if name not in obtained]),

@@ -18,7 +18,6 @@ from ortprep.children.probe import ProbeRequest, measure_plan
 from ortprep.errors import (
     ChildError,
     ChildKilledError,
-    ChildMemoryError,
     ChildTimeoutError,
     LoadError,
     PipelineError,
@@ -44,7 +43,7 @@ from ortprep.stages.verify.reference import (
 
 _PRODUCTS = ("MatMul", "Gemm", "LSTM", "GRU", "com.microsoft.Attention")
 _NARROWEST_FIRST = ("int4", "int8", "bf16", "fp16", SOURCE_PRECISION)
-_NO_VERDICTS = (ChildKilledError, ChildMemoryError, ChildTimeoutError)
+_NO_VERDICTS = (ChildKilledError, ChildTimeoutError)
 """Errors that say nothing about a precision: with more memory or time it may work."""
 
 _TIMED_SHAPES, _TIMED_S = 3, 0.3
