@@ -25,6 +25,20 @@ _MAX_WAIT_S = 0.2
 _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
+def above_standard(descriptor: int) -> int:
+    """Returns a descriptor with a number from 3, so that a child process can be given it.
+
+    A program without standard streams gets their numbers for what it opens; in a child they are its streams.
+    """
+    if descriptor > 2:
+        return descriptor
+    import fcntl
+
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved
+
+
 def close_received(ancillary: Iterable[tuple[int, int, Any]]) -> None:
     """Closes the descriptors in ancillary data, as `recvmsg` returns it, sockets without lingering."""
     values = [value for _, kind, value in ancillary if kind == _socket.SCM_RIGHTS]

@@ -78,6 +78,18 @@ def test_a_client_imports_no_onnxruntime_and_few_modules(bundle):
     assert set(done.stdout.split()) - own <= {"__future__", "_socket", "errno", "fcntl", "mmap"}
 
 
+@pytest.mark.attack
+def test_a_program_without_standard_streams_can_start_a_host(bundle):
+    program = (
+        "import os, sys, numpy\n"
+        "from ortprep.runtime import connect\n"
+        "os.closerange(0, 3)\n"
+        "with connect(sys.argv[1], start=True) as session:\n"
+        f"    session.run(None, {{'x': numpy.zeros((2, {ROWS}), numpy.float32)}})\n"
+    )
+    assert run_python(program, bundle).returncode == 0
+
+
 def test_what_is_refused_is_an_error_and_the_session_goes_on(bundle):
     with connect(bundle, start=True) as session:
         with pytest.raises(RunError, match="ONNX Runtime cannot run linear"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import is_protected, require_cache_folder
+from ortprep.runtime.descriptors import above_standard
 
 if TYPE_CHECKING:
     from ortprep.errors import HostError
@@ -42,6 +43,7 @@ class HostFolder(FileLock):
         try:
             is_safe = is_protected(self.path, make=make)
             super().__init__(self.path, os.O_DIRECTORY)
+            self.descriptor = above_standard(self.descriptor)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ortprep.errors import HostDiedError, HostError, PipelineError, from_dict, to_dict
+from ortprep.runtime.descriptors import above_standard
 from ortprep.runtime.host.folder import HostFolder, require_same_user
 from ortprep.runtime.packets import REPORT, STATUS, read_json, receive, send, violation
 
@@ -95,7 +96,7 @@ def start_host(folder: HostFolder, *, idle_s: float, timeout_s: float) -> None:
         PipelineError: It could not start, for the reason given.
     """
     end = time.monotonic() + timeout_s
-    reader, writer = os.pipe()
+    reader, writer = map(above_standard, os.pipe())
     path = [os.path.abspath(entry) for entry in sys.path]
     job = {"path": path, "lock": folder.descriptor, "ready": writer, "idle_s": idle_s}
     with os.fdopen(reader, "rb") as pipe:
