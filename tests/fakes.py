@@ -126,13 +126,18 @@ def _finish_head(handler, length):
 def serve():
     """Runs a server on a free port until the block ends."""
     shared = FileServer()
-    handler = type("BoundHandler", (Handler,), {"shared": shared})
+    with listening(type("BoundHandler", (Handler,), {"shared": shared})) as shared.url:
+        yield shared
+
+
+@contextmanager
+def listening(handler):
+    """Has requests answered on a free port until the block ends; gives its URL."""
     server = Server(("127.0.0.1", 0), handler)
-    shared.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield shared
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

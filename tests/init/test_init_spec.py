@@ -1,9 +1,6 @@
 """What `init` proposes for a model is what it runs on, and the written spec is one the build reads."""
 
-from collections.abc import Callable
-
 import numpy as np
-import onnx
 import pytest
 
 from ortprep.errors import SourceError, SpecError
@@ -17,8 +14,6 @@ from ortprep.stages.fetch.inspection import inspect_model
 from tests import builders as models
 from tests.init import builders as open_models
 from tests.init.builders import copies, map_classifier
-
-Build = Callable[[], onnx.ModelProto]
 
 
 def draft(model, folder, **options):

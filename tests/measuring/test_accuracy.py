@@ -11,20 +11,10 @@ from hypothesis.extra import numpy as hnp
 from ortprep.bundle.conversion_record import OutputAccuracy
 from ortprep.children.answers import Answer
 from ortprep.measuring.accuracy import SNR_CAP_DB, compare_answers, compare_arrays, find_gate_failures
-from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
+from ortprep.runtime.tensors.element_types import to_bfloat16
+from tests.runtime.test_laws import ARRAYS, BLOCKS
 
 NAN, INF = float("nan"), float("inf")
-BLOCKS = st.integers(1, 40)
-SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6)
-DTYPES = st.one_of(
-    hnp.floating_dtypes(sizes=(16, 32, 64), endianness="="),
-    hnp.integer_dtypes(endianness="="),
-    hnp.unsigned_integer_dtypes(endianness="="),
-    hnp.complex_number_dtypes(sizes=(64, 128), endianness="="),
-    hnp.boolean_dtypes(),
-    hnp.unicode_string_dtypes(min_len=1, max_len=4, endianness="="),
-    st.just(BFLOAT16),
-)
 
 
 def measure(*pairs, block_elements=1000):
@@ -33,7 +23,7 @@ def measure(*pairs, block_elements=1000):
     return found
 
 
-@given(array=hnp.arrays(DTYPES, SHAPES), block=BLOCKS)
+@given(array=ARRAYS, block=BLOCKS)
 def test_an_array_is_perfectly_accurate_against_itself(array, block):
     found = measure((array, array.copy()), block_elements=block)
     assert (found.max_abs, found.nonfinite, found.reason) == (0, 0, "")

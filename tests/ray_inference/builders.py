@@ -45,6 +45,11 @@ def _start(start):
     return start()
 
 
+def quiet():
+    """Ignores Ray's own warnings, of its files and of its future."""
+    return warnings.catch_warnings(action="ignore")
+
+
 class SmallCluster:
     """A head that runs nothing, and nodes.
 
@@ -57,8 +62,7 @@ class SmallCluster:
         self.nodes = []
 
     def __enter__(self):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray's own, of its files and of its future
+        with quiet():
             head = {
                 "num_cpus": 0,
                 "object_store_memory": _STORE_BYTES,
@@ -71,13 +75,11 @@ class SmallCluster:
 
     def connect(self):
         """Makes this process a driver of the cluster."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
     def __exit__(self, *exception):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             ray.shutdown()
             self._cluster.shutdown()
             # Ray drops its processes without waiting for them: each would warn within some later test.
@@ -89,8 +91,7 @@ class SmallCluster:
         """Starts a node and waits until the cluster has it."""
         cache = self._caches / f"node{len(list(self._caches.iterdir()))}"
         cache.mkdir()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             node = _start(
                 partial(
                     self._cluster.add_node,
@@ -108,14 +109,12 @@ class SmallCluster:
         raylet = node.all_processes[ray._private.ray_constants.PROCESS_TYPE_RAYLET][0].process
         os.kill(raylet.pid, signal.SIGKILL)
         self.nodes.remove(node)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             self._cluster.remove_node(node, allow_graceful=False)
 
     def clear(self):
         """Removes all nodes, and waits until the head knows."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             while self.nodes:
                 self._cluster.remove_node(self.nodes.pop())
             gc.collect()  # here, as in `__exit__`, and not within some later test

@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from tests.fakes import free_port
@@ -52,9 +51,3 @@ def nodes(served):
     yield served
     while len(served.nodes) < 2:
         served.add_node()
-
-
-def batch(first=1, size=4):
-    x = np.arange(size, dtype=np.float32).reshape(1, size)
-    x[0, 0] = first
-    return {"x": x}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortprep.bundle.digest import BLOCK_BYTES, digest_blocks, digest_file
 from ortprep.bundle.loader_config import (
@@ -179,8 +178,6 @@ OPSET = 17
 _FLOAT = 1
 _INT64 = 7
 _EXTERNAL = 1
-
-Weights = NDArray[np.float32]
 
 
 def _varint(number):

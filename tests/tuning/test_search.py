@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from ortprep.errors import ChildTimeoutError, StageError
 from ortprep.tuning.final import choose
 from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, search
-from ortprep.tuning.space import DEFAULT, PlanChoice
+from ortprep.tuning.space import DEFAULT
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
 from tests.tuning.fakes import (
     CONVOLUTION_TABLE,
@@ -32,8 +31,6 @@ CHOICES = tuple(choices_of(SPACE))
 
 SMALL = cpu_space(TRANSFORMER, cores=1)
 """28 plans: what a search comes to is soon found out."""
-
-Fails = Callable[[PlanChoice, int], str | None]
 
 
 def searched(machine, objective, bounds=FREE):

@@ -158,9 +158,6 @@ def test_every_knob_has_a_choice_and_the_base_sets_no_option_at_all(space):
     assert space.apply(space.base, options, providers) == (options, providers)
 
 
-FORMS = ("mapped", "ort", "prepacked")
-
-
 OPTIONS = {
     option.name
     for option in (

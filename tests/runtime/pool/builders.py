@@ -1,7 +1,5 @@
 """Bundles of small models whose answers are known without running them."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ortprep.bundle.loader_config import (
@@ -21,7 +19,6 @@ CODES = {
     "bool": 9,
     "float16": 10, "float64": 11, "uint32": 12, "uint64": 13, "bfloat16": 16,
 }  # fmt: skip
-Shape = Sequence[int | str]
 
 
 def write_model_bundle(folder, operators, inputs, outputs, golden):

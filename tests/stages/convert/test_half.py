@@ -1,12 +1,8 @@
-from collections.abc import Mapping
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnxruntime.transformers.float16 import convert_np_to_float16
 
@@ -20,8 +16,6 @@ from tests.builders import write_external_model, write_model
 
 FLOAT = TensorProto.FLOAT
 LEVELS = (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-
-Feeds = Mapping[str, NDArray[Any]]
 
 
 class Converted:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
-from tests.fakes import FileServer, Server, serve
+from tests.fakes import FileServer, listening, serve
 
 TOKEN = "hf_secretsecretsecretsecretsecret"
 
@@ -128,14 +127,5 @@ def serve_hub():
     """Runs a Hub and the store behind it on free ports until the block ends."""
     with serve() as store:
         hub = Hub(store)
-        handler = type("BoundHubHandler", (HubHandler,), {"hub": hub})
-        server = Server(("127.0.0.1", 0), handler)
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
+        with listening(type("BoundHubHandler", (HubHandler,), {"hub": hub})) as hub.url:
             yield hub
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()

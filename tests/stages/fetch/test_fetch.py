@@ -30,7 +30,6 @@ from tests.runtime.loading.test_external_data import PLACES
 
 STAGE = FetchStage()
 IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
-X = {"x": {"shapes": [[2, 4]]}}
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import time
 import tracemalloc
-from collections.abc import Callable
 from inspect import signature
 
 import numpy as np
@@ -18,8 +17,6 @@ from ortprep.stages.core.graph_walk import find_index_bounds
 from ortprep.stages.fetch import inspection
 from ortprep.stages.fetch.inspection import TIMEOUT_S, inspect_file, inspect_model
 from tests import builders as models
-
-Build = Callable[[], onnx.ModelProto]
 
 
 def inspect(model, folder):

@@ -159,9 +159,6 @@ def scaled(values, factor):
     return tuple(value * factor for value in values)
 
 
-Rounds = tuple[ProbeResult, ...]
-
-
 def decided(prepared, *, default=None, portable=None, objective=OBJECTIVE):
     """Returns what ships; the default is what was measured, unless another one is given."""
     plans = {DEFAULT: default or samples(DEFAULT_FIRST), "prepared": prepared}

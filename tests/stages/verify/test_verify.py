@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import get_type_hints
 from unittest import mock
 
 import numpy as np
@@ -41,8 +40,6 @@ from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResul
 from ortprep.stages.verify import golden_sample, reference
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
-
-Options = Mapping[str, Any]
 
 
 class Build:
