@@ -4,10 +4,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from ortprep.stages.package.prepared_variants import _place_files
 from ortprep.stages.package.shared_weights import SharingRequest, share_weights
+from tests import builders as models
 
 SIDE = 600
 FIRST, SECOND = (
@@ -17,30 +18,16 @@ FIRST, SECOND = (
 
 def write_product(path, weights, *, padding=0):
     """Writes `y = x @ w0 @ w1 …`, with the weights in the given order and bytes before them."""
-    path.parent.mkdir(parents=True)
-    data = bytes(padding)
-    tensors = []
-    for name in sorted(weights, reverse=bool(padding)):
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=(SIDE, SIDE))
-        tensor.data_location = TensorProto.EXTERNAL
-        raw = weights[name].tobytes()
-        for key, value in (
-            ("location", f"{path.name}.data"),
-            ("offset", len(data)),
-            ("length", len(raw)),
-        ):
-            tensor.external_data.add(key=key, value=str(value))
-        data += raw
-        tensors.append(tensor)
-    path.with_name(f"{path.name}.data").write_bytes(data)
     names = ["x", *(f"t{index}" for index in range(1, len(weights))), "y"]
-    nodes = [
-        helper.make_node("MatMul", [names[index], name], [names[index + 1]])
-        for index, name in enumerate(sorted(weights))
-    ]
-    value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", SIDE]) for name in "xy"}
-    graph = helper.make_graph(nodes, "g", [value["x"]], [value["y"]], tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes = (f"{names[n + 1]} = MatMul({names[n]}, {name})" for n, name in enumerate(sorted(weights)))
+    model = models.parse(f"(float[n, {SIDE}] x) => (float[n, {SIDE}] y) {{ {' '.join(nodes)} }}")
+    data = bytes(padding)
+    for name in sorted(weights, reverse=bool(padding)):
+        raw = weights[name].tobytes()
+        tensor = model.graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=(SIDE, SIDE))
+        models.point_outside(tensor, f"{path.name}.data", offset=len(data), length=len(raw))
+        data += raw
+    models.write_model(model, path).with_name(f"{path.name}.data").write_bytes(data)
     return path
 
 
@@ -71,8 +58,8 @@ def test_a_variant_with_another_weight_keeps_its_own_file(tmp_path):
 
 @pytest.mark.parametrize("others", [(), ("cpu",)])
 def test_a_model_with_its_weights_inside_shares_none(tmp_path, others):
-    models = [write_product(tmp_path / name / "net.onnx", {"w0": FIRST}) for name in ("own", *others)]
+    products = [write_product(tmp_path / name / "net.onnx", {"w0": FIRST}) for name in ("own", *others)]
     inside = tmp_path / "inside.onnx"
-    onnx.save(onnx.load(models[0]), inside)
-    assert share_weights(SharingRequest(inside, tuple(models[1:]), tmp_path / "new/net.onnx")) is None
+    onnx.save(onnx.load(products[0]), inside)
+    assert share_weights(SharingRequest(inside, tuple(products[1:]), tmp_path / "new/net.onnx")) is None
     assert not (tmp_path / "new").exists()
