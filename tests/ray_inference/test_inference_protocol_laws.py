@@ -121,6 +121,7 @@ WRONG = {
     "null": body({**X, "data": [1, 2, 3, None]}, K),
     "no data": body({"name": "x", "datatype": "FP32", "shape": [2, 2]}, K),
     "out of range": body(X, {**K, "data": [300]}),
+    "out of range of floats": body({**X, "data": [1, 2, 3, 1e39]}, K),
     "fraction": body(X, {**K, "data": [1.5]}),
     "endless integer": body(X, {**K, "data": [10**30]}),
     "shared memory": body({**X, "parameters": {"shared_memory_region": "r"}}, K),

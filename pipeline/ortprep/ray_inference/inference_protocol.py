@@ -299,9 +299,9 @@ def _read_values(config: LoaderConfig, tensor: TensorSpec, shape: Sequence[int],
         array = np.array(data, object).reshape(-1)
         if array.size != math.prod(shape) or not types.issuperset(map(type, array)):
             raise wrong
-        with np.errstate(over="ignore"):
+        with np.errstate(over="raise"):
             return array.astype(dtype).reshape(shape)
-    except (ValueError, OverflowError):
+    except (ValueError, ArithmeticError):
         raise wrong from None
 
 
