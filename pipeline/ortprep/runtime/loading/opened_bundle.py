@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ortprep.runtime.loading.session import PLAIN_CLASS, build_session, described_as, with_device
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
@@ -198,13 +199,19 @@ def describe_selection(resolved: ResolvedVariant, message: str, *values: object)
 def log_line(level: str, message: str, *values: object) -> None:
     """Logs a line; one below a warning only if the application has imported `logging`, which takes long."""
     if level == "warning" or "logging" in sys.modules:
-        import logging
-
         from ortprep.quoting import printable
 
         # Where an application has no handlers, `logging` itself writes to the terminal.
         shown = [value if isinstance(value, int | float) else printable(str(value)) for value in values]
-        getattr(logging.getLogger(_LOGGER), level)(message, *shown)
+        getattr(_logger(), level)(message, *shown)
+
+
+@functools.cache
+def _logger() -> logging.Logger:
+    """Returns the logger, which is asked for once: a handler that raises could keep `logging` locked then."""
+    import logging
+
+    return logging.getLogger(_LOGGER)
 
 
 def serve_with(
