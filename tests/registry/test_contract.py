@@ -18,7 +18,7 @@ from ortprep.errors import (
     SignatureError,
 )
 from ortprep.registry.backend import Kind
-from ortprep.registry.catalogue import open_catalogue
+from ortprep.registry.catalogue import Catalogue, open_catalogue
 from ortprep.registry.garbage_collection import RetentionPolicy, collect
 from ortprep.registry.promotion import PromotionGate, promote, rollback
 from ortprep.registry.publish import find_missing, publish
@@ -30,6 +30,7 @@ from tests.registry.builders import (
     HERE,
     Build,
     Made,
+    Watched,
     machine_with_gpu,
     make_part,
     missing,
@@ -239,6 +240,21 @@ def test_a_label_never_comes_to_mean_other_bytes(catalogue, model, tmp_path):
     with pytest.raises(ConflictError, match=r"label taken: net\d+@1.4"):
         publish_build(catalogue, tmp_path / "b", other, "1.4")
     assert catalogue.read_state(model).labels["1.4"] == first.version.digest
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["oci"])
+def test_a_publisher_that_withdraws_a_version_leaves_another_ones_label_its_tag(catalogue, model, tmp_path):
+    published = []
+
+    def publish_before(name, *args):
+        if name == "put_ref" and Kind.VERSION in args and not published:
+            published.append(publish_build(catalogue, tmp_path / "a", Build(name=model), "1.4").version)
+
+    late = Catalogue(Watched(catalogue.backend, publish_before))
+    with pytest.raises(ConflictError, match="label taken"):
+        publish_build(late, tmp_path / "b", Build(name=model, spec=b"other"), "1.4")
+    assert catalogue.backend.list_refs(model, Kind.ALIAS) == {"1.4": published[0].digest}
 
 
 def test_of_those_that_take_one_label_for_other_bytes_at_once_at_most_one_gets_it(

@@ -128,6 +128,7 @@ def publish(backend, tmp_path, label="1.0", created_at="2026-01-02T03:04:05Z"):
     put_part(backend, part, write_files(tmp_path / "files", FILES))
     version = make_version(part, label)
     backend.put_ref(MODEL, Kind.VERSION, name_of(version), version.data)
+    backend.put_label(MODEL, label, version.data)
     return version
 
 

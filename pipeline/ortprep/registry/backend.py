@@ -85,7 +85,7 @@ class SweepResult:
 
 
 class Backend(Protocol):
-    """A registry: three methods for files, four for refs, and three that are the registry's own affair.
+    """A registry: three methods for files, five for refs, and three that are the registry's own affair.
 
     Bytes are returned unchecked. Methods may be called from several threads at once and repeated. No error
     and no log line has a credential in it. All methods raise:
@@ -124,6 +124,10 @@ class Backend(Protocol):
 
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
         """Stores a document under a name; a document that is there already is refreshed."""
+
+    def put_label(self, model: str, label: str, data: bytes) -> None:  # noqa: ARG002
+        """Has other tools find a version by its label, in a registry that they read; nothing elsewhere."""
+        return
 
     def delete_version(self, model: str, name: str) -> None:
         """Removes the ref of a version and its document; one that is not there is fine."""

@@ -92,10 +92,14 @@ def publish(
     version = _merge(part, catalogue, label, public_key)
     # A collection that began before may have removed what was there: look again, now that it is named.
     uploaded += _upload(part, bundle, catalogue, observer)
+    after = catalogue.read_state(part.model)
+    if after.labels.get(version.label) == version.digest:
+        # Only now: a publisher that withdraws a version must not have taken the tag of another one.
+        catalogue.backend.put_label(part.model, version.label, version.data)
     return PublishResult(
         part=part.digest,
         version=version,
-        superseded_by=catalogue.read_state(part.model).superseded_by.get(version.digest, ""),
+        superseded_by=after.superseded_by.get(version.digest, ""),
         uploaded_bytes=uploaded,
         total_bytes=part.summary.size_bytes,
         is_new=version.digest not in before.versions,

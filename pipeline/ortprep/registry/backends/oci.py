@@ -168,19 +168,16 @@ class OciBackend(Backend):
         return {tag: digest for tag, digest in digests.items() if digest}
 
     def put_ref(self, model: str, kind: Kind, name: str, data: bytes) -> None:
-        """Pushes a document under its tag; a part each time under another one, which says when.
-
-        A version also gets its label as a tag.
-        """
+        """Pushes a document under its tag; a part each time under another one, which says when."""
         if kind == Kind.VERSION or kind in POINTERS:
             self._put_manifest(model, _PREFIXES[kind] + name, data, INDEX)
-            label = name.partition(".")[2]
-            if kind == Kind.VERSION and label:
-                self._put_manifest(model, label, data, INDEX)
             return
         self._put_empty(model)
         at = f".{int(time.time())}" if kind == Kind.PART else ""
         self._put_manifest(model, f"{_PREFIXES[kind]}{name}{at}", data, MANIFEST)
+
+    def put_label(self, model: str, label: str, data: bytes) -> None:
+        self._put_manifest(model, label, data, INDEX)
 
     def _put_empty(self, model: str) -> None:
         """Uploads the configuration of a manifest without one."""
