@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from ortprep.build.execution import remove_outcome, run_task, why_stale
+from ortprep.build.execution import remove_intermediates, remove_outcome, run_task, why_stale
 from ortprep.build.explanations import explain_tasks, format_explanations
 from ortprep.build.receipts import NOT_OURS, read_receipt, write_receipt
 from ortprep.bundle import user_key
@@ -54,6 +54,16 @@ def test_no_other_user_can_hold_the_lock_of_a_task(artifacts, cache):
     remove_outcome(task)
     run_task(task, cache=cache, say=lambda _: None)
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
+
+
+def test_cleaning_a_model_leaves_nothing_of_variants_that_its_spec_has_no_more(artifacts, cache):
+    task, *_ = tasks(artifacts, Shout(), Count())
+    run_task(task, cache=cache, say=lambda _: None)
+    old = task.folder.with_name("tune-cpu-int8") / "net.onnx"
+    old.parent.mkdir()
+    old.write_bytes(b"large")
+    remove_intermediates(artifacts, task.model)
+    assert [path.name for path in task.folder.parent.iterdir()] == ["locks"]
 
 
 def test_a_changed_key_runs_the_task_and_those_after_it(artifacts, cache):

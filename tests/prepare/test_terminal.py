@@ -75,6 +75,8 @@ def test_clean_shows_what_it_would_do_and_removes_all_but_what_doit_did_not_make
     assert built.doit("clean", "optimize:net/portable").code == 0
     assert built.explain()["optimize/portable"] == ["never done"]
     assert "fetch" not in built.explain()
+    (built.work() / "optimize-cpu-int8").mkdir()  # a spec before this one had such a variant
+    (built.work() / "optimize-cpu-int8" / "net.onnx").touch()
     assert built.doit("clean").code == 0
     assert not built.bundle().exists()
     assert set(built.explain()) == {task.replace(":net", "") for task in ALL_TASKS}

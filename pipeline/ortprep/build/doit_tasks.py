@@ -14,7 +14,7 @@ from typing import Any
 from doit.exceptions import BaseFail, InvalidTask, TaskFailed, UnmetDependency
 from doit.reporter import ZeroReporter
 
-from ortprep.build.execution import Task, remove_outcome
+from ortprep.build.execution import Task, remove_intermediates, remove_outcome
 from ortprep.build.observers import BuildEvent, Observer
 from ortprep.build.runner import is_current, run_tasks
 from ortprep.bundle.digest import DigestCache
@@ -73,7 +73,10 @@ def _tasks_of_model(tasks: Sequence[Task], observer: Observer) -> Iterator[dict[
         "basename": "prepare",
         "name": model,
         "actions": [functools.partial(_run, tasks, observer)],
-        "clean": [(remove_outcomes, (tasks[::-1],))],
+        "clean": [
+            (remove_outcomes, (tasks[::-1],)),
+            (remove_intermediates, (tasks[0].artifacts, model)),
+        ],
         "doc": f"the bundle {model}",
     }
     names = {task.id: task.name for task in tasks}

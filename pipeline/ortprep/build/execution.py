@@ -44,6 +44,8 @@ from ortprep.stages.core.contract import (
 
 log = logging.getLogger(__name__)
 
+_LOCKS = "locks"
+
 Say = Callable[[str], None]
 
 MEASURING = ("tune", "measure")
@@ -175,6 +177,13 @@ def remove_outcome(task: Task) -> None:
     shutil.rmtree(task.folder, ignore_errors=True)
 
 
+def remove_intermediates(artifacts: Path, model: str) -> None:
+    """Removes all of a model's intermediate files, also those of variants that its spec does not have now."""
+    for folder in model_folder(artifacts, model).glob("*"):
+        if folder.name != _LOCKS:  # a process that waits for one would hold what no other knows of
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def open_context(task: Task, folder: Path, say: Say) -> Context:
     """Returns the context of a task's stage.
 
@@ -227,7 +236,7 @@ def _require(task: Task, required: TaskId) -> TaskReceipt:
 @contextmanager
 def _locked(task: Task, say: Say) -> Iterator[None]:
     """Keeps other processes from the task; says so before it waits for one."""
-    folder = model_folder(task.artifacts, task.model) / "locks"
+    folder = model_folder(task.artifacts, task.model) / _LOCKS
     folder.mkdir(parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)  # another user who can open a lock can hold it for ever
