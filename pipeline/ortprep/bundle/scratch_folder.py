@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import cache_folder, is_protected
 from ortprep.errors import CacheError
 
@@ -18,11 +20,14 @@ log = logging.getLogger(__name__)
 
 _SHARED_MEMORY = "/dev/shm"
 _MAX_ATTEMPTS, _RETRY_DELAY_S = 50, 0.02
+_ABANDONED_S = 60.0
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
+def scratch_folder(prefix: str, place: str | None = None) -> Iterator[Path]:
     """Yields a new folder of this user's, and removes it even if a signal handler raises at any line.
+
+    Those that killed processes left there are removed, too: nobody has them locked.
 
     `tempfile.TemporaryDirectory` leaves its folder behind if that happens between the folder's creation and
     the block, or during the removal. Here the name is known before the folder is made, and an interrupted
@@ -33,15 +38,21 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
     Args:
         prefix: First part of the folder's name.
+        place: Where it is to be instead: a folder that no other user can write to.
 
     Raises:
         CacheError: Others could replace it in each of these places.
         OSError: The folder cannot be made.
     """
-    folder = Path(_safe_place(), f"{prefix}{os.urandom(8).hex()}")
+    place = place or _safe_place()
+    _remove_abandoned(place, prefix)
+    folder = Path(place, f"{prefix}{os.urandom(8).hex()}")
     try:
         folder.mkdir(mode=0o700)
-        yield folder
+        with FileLock(folder, os.O_DIRECTORY) as lock:
+            with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed either
+                lock.acquire()
+            yield folder
     finally:
         try:
             _remove(folder)
@@ -70,6 +81,17 @@ def _is_safe(place: str) -> bool:
         return is_protected(place, for_own_files=True) and os.access(place, os.W_OK | os.X_OK)
     except OSError:
         return False
+
+
+def _remove_abandoned(place: str, prefix: str) -> None:
+    for folder in Path(place).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _ABANDONED_S:
+                continue  # it may not be locked yet
+            with FileLock(folder, os.O_DIRECTORY) as lock:
+                if lock.acquire(wait=False):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:

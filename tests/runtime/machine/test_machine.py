@@ -208,6 +208,19 @@ def test_an_interruption_at_any_step_leaves_nothing(temporary):
     assert not list(temporary.iterdir())
 
 
+def test_what_killed_processes_left_goes_when_the_next_folder_is_made(temporary):
+    for name in ("mine-left", "mine-new", "others-left"):
+        (temporary / name).mkdir()
+        (temporary / name / "file").write_bytes(b"x")
+        os.utime(temporary / name, None if name == "mine-new" else (0, 0))
+    with scratch_folder("mine-") as used:
+        os.utime(used, (0, 0))
+        with scratch_folder("mine-"):
+            left = {path.name for path in temporary.iterdir()}
+    assert {used.name, "mine-new", "others-left"} < left
+    assert "mine-left" not in left
+
+
 def test_what_is_written_during_the_removal_goes_too(temporary):
     ended = threading.Event()
 

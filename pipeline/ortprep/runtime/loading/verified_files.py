@@ -12,15 +12,11 @@ import contextlib
 import errno
 import fcntl
 import functools
-import os
-import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ortprep.bundle.digest import PREFIX, digest_blocks, digest_file
-from ortprep.bundle.file_lock import FileLock
 from ortprep.bundle.file_memory import (
     StrPath,
     is_protected,
@@ -29,13 +25,13 @@ from ortprep.bundle.file_memory import (
     require_cache_folder,
 )
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant
+from ortprep.bundle.scratch_folder import scratch_folder
 from ortprep.bundle.verification import compare_files, raise_differences
 from ortprep.errors import DISK_ERRORS, LoadError, hint_of_os_error
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions
 from ortprep.runtime.loading.variant_files import check_external_data, list_opened
 
 _BLOCK_BYTES = 1024 * 1024
-_ABANDONED_S = 60.0
 
 
 @contextlib.contextmanager
@@ -54,7 +50,10 @@ def verified_files(
     """
     entries = list_opened(config, variant, options)
     are_copies = not all(_is_out_of_reach(root / entry.path) for entry in entries)
-    with _private_folder() if are_copies else contextlib.nullcontext(root) as folder:
+    copies = (
+        scratch_folder("", require_cache_folder("copies")) if are_copies else contextlib.nullcontext(root)
+    )
+    with copies as folder:
         _hash_files(root, folder if are_copies else None, entries, options.deadline)
         check_external_data(folder, variant, options.deadline)
         yield folder
@@ -118,29 +117,3 @@ def _has_writer(path: Path) -> bool:
         except OSError as error:
             return error.errno == errno.EAGAIN
     return False
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """Yields a new folder of this user's in the cache folder, locked as long as it is used."""
-    copies = Path(require_cache_folder("copies"))
-    _remove_abandoned(copies)
-    folder = copies / os.urandom(8).hex()
-    try:
-        folder.mkdir(mode=0o700)
-        with FileLock(folder, os.O_DIRECTORY) as lock:
-            lock.acquire()
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(copies: Path) -> None:
-    """Removes what processes left that were killed: nobody has it locked."""
-    for folder in copies.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime < _ABANDONED_S:
-                continue  # it may not be locked yet
-            with FileLock(folder, os.O_DIRECTORY) as lock:
-                if lock.acquire(wait=False):
-                    shutil.rmtree(folder, ignore_errors=True)
