@@ -169,6 +169,18 @@ def test_a_full_disk_leaves_nothing_and_says_so(tmp_path):
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+def test_a_mount_point_is_refused_before_anything_is_fetched(catalogue, tmp_path, monkeypatch, fetched):
+    publish(write_bundle(tmp_path / "bundle"), catalogue)
+    out = tmp_path / "models"
+    out.mkdir()
+    monkeypatch.setattr(os.path, "ismount", out.__eq__)
+    with pytest.raises(RegistryError, match="a bundle cannot replace a mount point") as caught:
+        pull(LATEST, catalogue, out, hardware=BARE)
+    assert caught.value.hint == f"--out {out}/net"
+    assert fetched == []
+    pull(LATEST, catalogue, out / "net", hardware=BARE)
+
+
 def test_the_cache_has_what_load_pulled_and_asks_the_registry_which_version(registry, catalogue, tmp_path):
     bundle = write_bundle(tmp_path / "bundle")
     version = publish(bundle, catalogue, label="v1").version

@@ -228,6 +228,11 @@ def _pull_part(
 
     if is_there():  # a job that has its bundle waits for nobody
         return _describe(out, version.digest, part)
+    if os.path.ismount(out):  # whatever is below it, nothing can take its place
+        raise RegistryError(
+            f"a bundle cannot replace a mount point: {out}\n  expected a folder below one",
+            hint=f"--out {quoted(out / request.reference.name)}",
+        )
     try:
         with _locked(out.absolute()) as is_alone:
             if is_there():
