@@ -43,7 +43,6 @@ def fake_measure(request, **_):
         init_ms, steady_ms = 0.5 * init_ms, 2 * steady_ms
     return ProbeResult(
         ready_ms=init_ms + 42.0,
-        import_ms=50.0,
         init_ms=init_ms,
         first_ms=2.0,
         steady_ms=steady_ms,

@@ -7,13 +7,13 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ortprep.bundle.atomic import new_file
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.runtime.tensors.arrays import write_tensors
+from ortprep.runtime.tensors.element_types import Array
 
 MAX_FEEDS = 64
 """Maximum number of sets of shapes kept apart per model: the first ones."""
@@ -121,14 +121,10 @@ class ModelObserver:
         """Types of the model's inputs by name: `tensor(float)`."""
         return self._model.inputs
 
-    def add(self, feed: Mapping[str, Any]) -> bool:
-        """Counts a run, and returns whether its shapes are new.
-
-        Args:
-            feed: Arrays, or shapes where the values cannot be read, by input name.
-        """
+    def add(self, feed: Mapping[str, Array]) -> bool:
+        """Counts a run on arrays, by input name, and returns whether their shapes are new."""
         self.runs += 1
-        key = tuple((name, _shape_of(value)) for name, value in feed.items())
+        key = tuple((name, array.shape) for name, array in feed.items())
         known = self._feeds.get(key)
         if known is None:
             if len(self._feeds) < MAX_FEEDS:
@@ -146,11 +142,11 @@ class ModelObserver:
         return replace(self._model, loads=self.loads, runs=self.runs, feeds=feeds, kept=kept)
 
 
-def describe_run(feed: Mapping[str, Any]) -> FeedRecord:
-    """Returns the record of one run on arrays, or on shapes where the values cannot be read."""
+def describe_run(feed: Mapping[str, Array]) -> FeedRecord:
+    """Returns the record of one run on arrays."""
     values, limits = {}, {}
     for name, array in feed.items():
-        if not isinstance(array, np.ndarray) or not array.size:
+        if not array.size:
             continue
         few = tuple(dict.fromkeys(array.reshape(-1).tolist())) if array.size <= MAX_SMALL_SIZE else ()
         if few and all(map(_is_value, few)):
@@ -158,7 +154,7 @@ def describe_run(feed: Mapping[str, Any]) -> FeedRecord:
         finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
         if array.dtype.kind in "iuf" and finite.size:
             limits[name] = (finite.min().item(), finite.max().item())
-    return FeedRecord(1, {name: _shape_of(value) for name, value in feed.items()}, values, limits)
+    return FeedRecord(1, {name: array.shape for name, array in feed.items()}, values, limits)
 
 
 def merge_feeds(one: FeedRecord, other: FeedRecord) -> FeedRecord:
@@ -182,10 +178,6 @@ def _is_value(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= _MAX_TEXT
     return isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, np.ndarray) else tuple(value)
 
 
 MAX_KEPT_BYTES = 512 * 2**20
@@ -214,17 +206,13 @@ class InputKeeper:
         """Names of the files."""
         return tuple(map(self._name, range(len(self._sizes_bytes))))
 
-    def add(self, feed: Mapping[str, Any]) -> None:
+    def add(self, feed: Mapping[str, Array]) -> None:
         """Keeps what is fed to a run, or does not; what is no array of numbers is never kept.
 
         Raises:
             OSError: The disk is full.
         """
-        arrays = {
-            name: value
-            for name, value in feed.items()
-            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        }
+        arrays = {name: array for name, array in feed.items() if array.dtype.kind in "biuf"}
         if not arrays or len(arrays) < len(feed):
             return
         self._runs += 1

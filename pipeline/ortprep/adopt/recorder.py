@@ -96,7 +96,7 @@ class Recorder:
         with self._lock:
             arrays = dict(_normalise(feed, observer.inputs))
             is_new = observer.add(arrays)
-            if observer.keeper is not None:
+            if observer.keeper is not None and len(arrays) == len(feed):
                 observer.keeper.add(arrays)
             if is_new or observer.runs & (observer.runs - 1) == 0:
                 self.write()
@@ -212,21 +212,14 @@ def recording_class(base: type[Any], recorder: Recorder) -> type[Any]:
     return described_as(base, InferenceSession)
 
 
-class _Shape(tuple[int, ...]):
-    """Shape of a value that cannot be looked at."""
-
-
 def _normalise(feed: Mapping[str, Any], types: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yields arrays, or shapes where a value lies on a device; what is no tensor is left out.
+    """Yields arrays; what is no array, or may lie on a device as an `OrtValue` may, is left out.
 
     Numbers and lists become arrays of the input's type, as ONNX Runtime makes them.
     """
     for name, value in feed.items():
-        if isinstance(value, np.ndarray | _Shape):
+        if isinstance(value, np.ndarray):
             yield name, value
-        elif callable(getattr(value, "data_type", None)):
-            if value.is_tensor():
-                yield name, _Shape(value.shape())  # its values would have to be copied
         elif isinstance(value, list | tuple | int | float | str | np.generic):
             # What is no array is left out: a sequence, say, whose arrays have several shapes.
             with suppress(PipelineError, OverflowError, TypeError, ValueError):
