@@ -169,7 +169,7 @@ def judge_variants(
         context.say(f"judge {verdict or reason}")
         changed = []
         for one in prepared:
-            if name not in (one.plan.name, one.plan.parent):
+            if one.plan.name != name:
                 changed.append(one)
                 continue
             conversion = one.record.conversion
