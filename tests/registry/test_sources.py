@@ -12,8 +12,9 @@ from ortprep.registry.publish import publish
 from ortprep.registry.pull import PullRequest, pull
 from ortprep.registry.references import VersionRef
 from ortprep.runtime import PoolConfig, SessionPool, load, load_before_fork
-from ortprep.runtime.host.models import HostConfig, LoadedModel
+from ortprep.runtime.host.models import HostConfig, ModelTable
 from ortprep.runtime.loading import forking
+from ortprep.runtime.loading.load_options import NO_DEADLINE
 from tests.fakes import wait_for_a_tick
 from tests.registry.builders import write_keys
 from tests.runtime.builders import sample, weights_of, write_bundle
@@ -124,7 +125,8 @@ def open_in_pool(bundle, *, require_signature):
 
 
 def open_in_host(bundle, *, require_signature):
-    LoadedModel(str(bundle), HostConfig(require_signature=str(require_signature)), None)
+    with ModelTable(HostConfig(require_signature=str(require_signature))).use(str(bundle), NO_DEADLINE):
+        pass
 
 
 @pytest.mark.attack

@@ -213,8 +213,7 @@ class BundleDeployment(HttpMethods):
         """
         name = next(iter(self._models)) if model is None and len(self._models) == 1 else model
         served = self.find_model(name or "")
-        outputs = await self._run(served.opened.run, check_inputs(served.opened.signature, inputs))
-        return dict(zip(served.opened.signature.outputs, outputs, strict=True))
+        return await self._run(served.opened.run, check_inputs(served.opened.signature, inputs))
 
     async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
         """Runs a model on arrays in its order and returns its outputs in its order.
@@ -223,7 +222,8 @@ class BundleDeployment(HttpMethods):
             ProtocolError: ONNX Runtime refused them.
         """
         try:
-            return await self._run(served.opened.run, arrays)
+            feeds = dict(zip(served.opened.signature.inputs, arrays, strict=True))
+            return list((await self._run(served.opened.run, feeds)).values())
         except RunError as error:  # its text may name files of the server
             log.warning("%s", error)
             raise ProtocolError(

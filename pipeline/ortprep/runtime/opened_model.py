@@ -1,8 +1,8 @@
-"""A model opened in a process of a node, run on arrays in its own order."""
+"""A model opened in a process of a node."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -100,7 +100,7 @@ class OpenedModel:
     def __init__(self, name: str, opened: OpenedBundle) -> None:
         self.name, self.config, self.session, self.root = name, opened.config, opened.session, opened.root
         self.signature = read_signature(name, opened.config)
-        self._inputs, self._outputs = tuple(self.signature.inputs), list(self.signature.outputs)
+        self._outputs = list(self.signature.outputs)
         self._variant = opened.variant
         self.variant = self._variant.name
         outputs = [value.type for value in opened.session.get_outputs()]
@@ -116,14 +116,13 @@ class OpenedModel:
         others = sorted({*self.session.get_providers()} - {"CPUExecutionProvider"})
         return f"{self.name} uses {', '.join(others)}" if others else ""
 
-    def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Runs on arrays in the model's order; returns outputs in its order, or raises `RunError`."""
-        feeds = dict(zip(self._inputs, arrays, strict=True))
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs on arrays that `check_inputs` returned; returns outputs in its order, or raises `RunError`."""
         try:
             if self._is_native:
-                return list(self.session.run(self._outputs, feeds))
-            answers = run_session(self.session, feeds)
-            return [answers[name] for name in self._outputs]
+                return dict(zip(self._outputs, self.session.run(self._outputs, arrays), strict=True))
+            answers = run_session(self.session, arrays)
+            return {name: answers[name] for name in self._outputs}
         except self._errors as error:
             raise RunError(
                 f"ONNX Runtime cannot run {self.name}\n  {type(error).__name__}: {error}"

@@ -402,7 +402,7 @@ def test_an_unmodified_application_gets_both_phases(tmp_path, monkeypatch, given
 
 def test_a_process_that_serves_a_model_is_ready_with_the_first_phase(bundle, sessions):
     model = open_model(str(bundle), ModelLoadOptions())
-    assert_right(model.run([sample()])[0])
+    assert_right(model.run({"x": sample()})["y"])
     wait_steady(model.session, PATIENCE_S)
     assert (len(sessions), threads_of(model.session)) == (2, 2)
-    assert_right(model.run([sample()])[0])
+    assert_right(model.run({"x": sample()})["y"])

@@ -69,7 +69,7 @@ def goes_wrong_when_asked(job: WorkerJob) -> None:
         return packet
 
     def run_or_go_wrong(self, arrays):
-        wish = _wish_of(arrays)
+        wish = _wish_of(arrays.values())
         if wish in _DEEDS:
             _DEEDS[wish](*at[wish], job)
         return run(self, arrays)

@@ -69,14 +69,14 @@ def test_an_empty_array_has_no_size_that_takes_gigabytes_of_a_graph(tmp_path):
     signature = Signature("net", {"x": np.dtype(np.float32)}, {})
     with pytest.raises(InvalidRequestError, match="sizes beside the 0"):
         check_inputs(signature, {"x": np.zeros((0, 200_000_000), np.float32)})
-    (batch,) = check_inputs(signature, {"x": np.zeros((0, 3, 224, 224), np.float32)})
+    batch = check_inputs(signature, {"x": np.zeros((0, 3, 224, 224), np.float32)})["x"]
     assert batch.shape == (0, 3, 224, 224)
 
 
 @pytest.mark.attack
 def test_what_onnx_runtime_would_read_wrongly_is_turned_or_refused():
     signature = Signature("net", {"x": np.dtype(np.float32)}, {})
-    (turned,) = check_inputs(signature, {"x": np.arange(3, dtype=">f4")})
+    turned = check_inputs(signature, {"x": np.arange(3, dtype=">f4")})["x"]
     assert turned.dtype.isnative
     assert turned.tolist() == [0, 1, 2]
     with pytest.raises(InvalidRequestError, match="no booleans"):  # a worker would take it for an attack

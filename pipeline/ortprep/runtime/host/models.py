@@ -20,11 +20,9 @@ from ortprep.runtime.loading.bundle_loader import open_bundle
 from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.opened_model import OpenedModel
-from ortprep.runtime.tensors.signatures import check_inputs
 
 if TYPE_CHECKING:
     from ortprep.runtime.loading.load_options import DigestPolicy
-    from ortprep.runtime.tensors.element_types import Array
 
 
 @dataclass(frozen=True)
@@ -46,34 +44,18 @@ class HostConfig:
     require_signature: str | None = None
 
 
-class LoadedModel:
-    """A bundle's session; raises as `load` does, and `PoolError` if it takes or gives other than numbers."""
-
-    def __init__(self, folder: str, config: HostConfig, timeout_s: float | None) -> None:
-        self.stamp = _read_stamp(folder)
-        policies = {name: getattr(config, name) for name in ("digests", "precision", "require_signature")}
-        opened = open_bundle(folder, timeout_s=timeout_s, **policies)
-        self._model = OpenedModel(opened.config.name, opened)
-        self.variant = self._model.variant
-
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns the outputs by name, given the inputs; raises `InvalidRequestError` or `RunError`."""
-        signature = self._model.signature
-        outputs = self._model.run(check_inputs(signature, arrays))
-        return dict(zip(signature.outputs, outputs, strict=True))
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     """A model that was asked for.
 
     Attributes:
+        loaded: The model, and the stamp of the bundle that it was loaded from.
         users: Number of threads that have it; it is not dropped meanwhile.
         used_s: Time of its last use, by `time.monotonic()`.
         lock: Held while it is loaded.
     """
 
-    loaded: LoadedModel | None = None
+    loaded: tuple[tuple[int, ...], OpenedModel] | None = None
     users: int = 0
     used_s: float = 0.0
     lock: _thread.RLock = field(default_factory=_thread.RLock)
@@ -97,7 +79,7 @@ class ModelTable:
         raise LoadError(problem, hint='connect("/path/of/the/bundle")')
 
     @contextlib.contextmanager
-    def use(self, model: str, load_by: Deadline) -> Iterator[LoadedModel]:
+    def use(self, model: str, load_by: Deadline) -> Iterator[OpenedModel]:
         """Yields a model, which stays loaded meanwhile, of the bundle that is at its path now.
 
         Args:
@@ -105,7 +87,8 @@ class ModelTable:
             load_by: When loading it is given up, as far as ONNX Runtime notices.
 
         Raises:
-            PipelineError: It cannot be found, as `find_folder`, or loaded, as `LoadedModel`.
+            PipelineError: It cannot be found, as `find_folder`, or loaded, as `load` raises it.
+            PoolError: It takes or gives other than numbers.
         """
         folder = self.find_folder(model)  # each time: a link on the way may have been moved
         with self._lock:
@@ -113,23 +96,35 @@ class ModelTable:
             entry.users += 1
         try:
             loaded = entry.loaded
-            if loaded is None or loaded.stamp != _read_stamp(folder):
+            if loaded is None or loaded[0] != _read_stamp(folder):
                 load_by.acquire(entry.lock)
                 try:
                     loaded = entry.loaded
-                    if loaded is None or loaded.stamp != _read_stamp(folder):
+                    if loaded is None or loaded[0] != _read_stamp(folder):
                         entry.loaded = None  # the old one must not answer for a bundle that was replaced
-                        entry.loaded = loaded = LoadedModel(folder, self._config, load_by.remaining_s())
+                        stamp = _read_stamp(folder)
+                        entry.loaded = loaded = stamp, self._load(folder, load_by.remaining_s())
                 finally:
                     entry.lock.release()
                 self.trim()
-            yield loaded
+            yield loaded[1]
         finally:
             with self._lock:
                 entry.users -= 1
                 entry.used_s = time.monotonic()
                 if entry.loaded is None and not entry.users:
                     self._entries.pop(folder, None)
+
+    def _load(self, folder: str, timeout_s: float | None) -> OpenedModel:
+        config = self._config
+        opened = open_bundle(
+            folder,
+            timeout_s=timeout_s,
+            digests=config.digests,
+            precision=config.precision,
+            require_signature=config.require_signature,
+        )
+        return OpenedModel(opened.config.name, opened)
 
     def trim(self) -> None:
         """Drops models that nobody uses, the one unused for longest first, while memory is short."""
@@ -151,7 +146,7 @@ class ModelTable:
         with self._lock:
             loaded = {folder: entry.loaded for folder, entry in self._entries.items()}
         return [
-            {"name": names.get(folder), "bundle": folder, "variant": model and model.variant}
+            {"name": names.get(folder), "bundle": folder, "variant": model and model[1].variant}
             for folder, model in {**loaded, **{one: loaded.get(one) for one in names}}.items()
         ]
 

@@ -24,6 +24,7 @@ from ortprep.runtime.loading.load_options import Deadline
 from ortprep.runtime.machine.memory import private_bytes
 from ortprep.runtime.machine.processor import usable_cores
 from ortprep.runtime.tensors.element_types import Array
+from ortprep.runtime.tensors.signatures import check_inputs
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class Server:
             with self._lock:
                 self._requests += 1
             with self._turn(packet):
-                return loaded.run(packet.arrays)
+                return loaded.run(check_inputs(loaded.signature, packet.arrays))
 
     @contextlib.contextmanager
     def _turn(self, packet: packets.Packet) -> Iterator[None]:

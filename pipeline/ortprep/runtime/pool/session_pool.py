@@ -186,7 +186,7 @@ class SessionPool:
                 f"which model?\n  expected one of {', '.join(self._signatures)}, got {got}"
             )
         signature = self._signatures[model]
-        arrays = dict(zip(signature.inputs, check_inputs(signature, inputs), strict=True))
+        arrays = check_inputs(signature, inputs)
         require_room(arrays)
         timeout_s = math.inf if timeout_s is None else timeout_s
         require_numbers(timeout_s=timeout_s, retries=retries)

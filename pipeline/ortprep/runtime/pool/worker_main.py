@@ -108,11 +108,9 @@ def _serve_one(
     packet = packets.receive(lane, "the pool", requests)
     if packet is None:
         return False
-    model = models[packet.model]
     try:
-        outputs = model.run(list(packet.arrays.values()))
-        outcome = dict(zip(model.signature.outputs, outputs, strict=True))
-        packets.send_arrays(lane, packets.DONE, outcome, answers, number=packet.number)
+        outputs = models[packet.model].run(packet.arrays)
+        packets.send_arrays(lane, packets.DONE, outputs, answers, number=packet.number)
     except _ANSWERED as error:
         packets.send_json(lane, packets.FAILED, to_dict(error), number=packet.number)
     return True

@@ -65,8 +65,8 @@ def _find_dtypes(tensors: Iterable[TensorSpec]) -> dict[str, np.dtype[Any]]:
     return dtypes
 
 
-def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]:
-    """Returns a caller's arrays in the model's order, as arrays of the model's types.
+def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns a caller's arrays by name in the model's order, as arrays of the model's types.
 
     Byte order aside nothing is converted: an array of another type is an error, as it is in ONNX Runtime.
 
@@ -76,7 +76,9 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> list[Array]
     if inputs.keys() != signature.inputs.keys():
         expected, got = (", ".join(map(str, names)) or "none" for names in (signature.inputs, inputs))
         raise InvalidRequestError(f"wrong inputs for {signature.model}\n  expected {expected}, got {got}")
-    return [_check_array(signature, name, dtype, inputs[name]) for name, dtype in signature.inputs.items()]
+    return {
+        name: _check_array(signature, name, dtype, inputs[name]) for name, dtype in signature.inputs.items()
+    }
 
 
 def _check_array(signature: Signature, name: str, dtype: np.dtype[Any], value: Any) -> Array:
