@@ -58,8 +58,8 @@ MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE = "ORTPREP_MAX_PULL_BYTES", "ORTPREP_PULL_T
 DEFAULT_MAX_BYTES = 2**40
 DEFAULT_TIMEOUT_S = 6 * 3600
 _LOCK_POLL_INTERVAL_S = 0.05
-_LEFTOVER_S = 24 * 3600.0
-"""Age from which unfinished work is abandoned, where no lock says so: longer than a pull takes."""
+_ABANDONED_TIMES = 4
+"""Without locks, unfinished work is abandoned that is so many times as old as a pull may be."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ def _pull_part(
         with _locked(out.absolute()) as is_alone:
             if is_there():
                 return _describe(out, version.digest, part)
-            remove_stale_temporaries(out.absolute(), older_s=0.0 if is_alone else _LEFTOVER_S)
+            limit_s = _ABANDONED_TIMES * read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+            remove_stale_temporaries(out.absolute(), older_s=0.0 if is_alone else limit_s)
             kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
             missing = {*_first_of_each(part).values()} - {*kept}
             fetched_bytes = sum(entry.size_bytes for entry in missing)
