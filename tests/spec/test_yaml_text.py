@@ -69,11 +69,13 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it():
         (b"a: !!str 5\n", "x.yaml:1: tags are not supported, got !!str; remove it"),
         (b"a: !!python/name:os.system x\n", "x.yaml:1: tags are not supported, got !!python/name:os"),
         (b"a: .inf\n", "x.yaml:1: expected a finite number, got .inf"),
+        (b"a: -.INF\n", "x.yaml:1: expected a finite number, got -.INF"),
+        (b"a: .nan\n", "x.yaml:1: expected a finite number, got .nan"),
         (b"a: 1e999\n", "x.yaml:1: expected a finite number, got 1e999"),
         (b"a: " + b"9" * 5000, "x.yaml:1: expected a finite number, got 999"),
         (b"a: " + b"x" * MAX_BYTES, f"x.yaml: file too large; expected at most {MAX_BYTES} bytes"),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_what_could_surprise_is_refused_with_its_line(text, told):
     assert only_problem(text).startswith(told)
