@@ -124,14 +124,14 @@ def test_a_worker_that_fails_does_not_leave_the_others_waiting(add, monkeypatch,
     figures = start_group((plan, add.sample, 2, 0.02))
     assert figures.runs_per_s > 0
     assert figures.ready_ms > 0
-    build, failed = worker_group.build_session, tmp_path / "failed"
+    build, first = worker_group.build_session, tmp_path / "first"
 
     def build_one(plan):
         try:
-            failed.touch(exist_ok=False)
+            first.touch(exist_ok=False)
         except FileExistsError:
-            return build(plan)
-        raise LoadError("out of memory")
+            raise LoadError("out of memory") from None
+        return build(plan)
 
     monkeypatch.setattr(worker_group, "build_session", build_one)
     with pytest.raises(LoadError, match="out of memory"):

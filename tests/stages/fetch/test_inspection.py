@@ -164,7 +164,7 @@ BOUNDS = {
     "y = Gather <axis = 1> (table, ids)": 5,
     "y = Gather <axis = -1> (table, ids)": 5,
     "y = GatherElements <axis = 1> (table, ids)": 5,
-    "y = Gather(table, ids) z = Gather(small, ids)": 3,
+    "y = Gather(small, ids) z = Gather(table, ids)": 3,
     "a = Cast <to = 6> (ids) b = Unsqueeze(a, axes) c = Concat <axis = 0> (b, b) y = Gather(table, c)": 7,
     "copy = Identity(table) y = Gather(copy, ids)": 7,
     "held = Constant <value = float[3] {0, 0, 0}> () y = Gather(held, ids)": 3,
