@@ -124,6 +124,24 @@ def test_the_digest_of_blocks_is_that_of_their_digests_in_order(tmp_path_factory
         assert BlockDigest(file).compute(threads) == digest_bytes(b"".join(digests))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_block_that_an_interrupt_took_is_never_left_out(file, threads):
+    interrupted = []
+
+    def interrupt_once():
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, file.open("rb") as opened:
+        patch.setattr(digest_module, "BLOCK_BYTES", 1)
+        blocks = BlockDigest(opened, interrupt_once)
+        with pytest.raises(KeyboardInterrupt):
+            blocks.take_part()  # as the thread that waits for a comparison does
+        with pytest.raises(InterruptedError):
+            blocks.compute(threads)
+
+
 @pytest.mark.attack
 def test_the_digest_of_blocks_is_never_taken_for_that_of_the_file(cache, file):
     time.sleep(0.05)  # old enough to be remembered

@@ -59,14 +59,18 @@ def digest_file(path: StrPath, *, between_blocks: Callable[[], object] = _carry_
         return _digest_open(file, between_blocks)
 
 
-def digest_blocks(path: StrPath, *, between_blocks: Callable[[], object] = _carry_on) -> str:
+def digest_blocks(
+    path: StrPath, *, threads: int | None = None, between_blocks: Callable[[], object] = _carry_on
+) -> str:
     """Returns the digest of the digests of a file's blocks of `BLOCK_BYTES`, in order; as `BlockDigest`.
+
+    `threads` hash them; None for one per core.
 
     Raises:
         OSError: As of `digest_file`, or the file became shorter.
     """
     with open_regular(path) as file:
-        return BlockDigest(file, between_blocks).compute(_count_cores())
+        return BlockDigest(file, between_blocks).compute(_count_cores() if threads is None else threads)
 
 
 def _digest_open(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
@@ -105,12 +109,14 @@ class BlockDigest:
             OSError: The file cannot be read, or became shorter.
         """
         blocks = -(-self._size_bytes // BLOCK_BYTES)
-        for _ in range(min(threads, blocks, _MAX_THREADS) - 1):
-            with contextlib.suppress(RuntimeError):  # no more threads
-                _thread.start_new_thread(self.take_part, ())
-        self.take_part()
-        for part in self._parts:  # a thread that is not among them yet finds no block
-            part.acquire()
+        try:
+            for _ in range(min(threads, blocks, _MAX_THREADS) - 1):
+                with contextlib.suppress(RuntimeError):  # no more threads
+                    _thread.start_new_thread(self.take_part, ())
+            self.take_part()
+        finally:  # the file may be closed then; a thread that is not among them yet finds no block
+            for part in self._parts:
+                part.acquire()
         if self._errors:
             raise self._errors[0]
         return digest_bytes(b"".join(self._digests[offset] for offset in sorted(self._digests)))
@@ -122,10 +128,13 @@ class BlockDigest:
         self._parts.append(part)
         try:
             self._hash_blocks()
-        except Exception as error:  # noqa: BLE001 - raised by `compute`
-            self._errors.append(error)
+        except BaseException as error:
             for _ in self._offsets:  # nobody needs the others
                 pass
+            if not isinstance(error, Exception):  # an interrupt, whose block nobody hashed
+                self._errors.append(OSError(errno.EINTR, os.strerror(errno.EINTR)))
+                raise
+            self._errors.append(error)
         finally:
             part.release()
 
@@ -133,9 +142,12 @@ class BlockDigest:
         buffer = memoryview(b"")
         for offset in self._offsets:  # each thread takes the next one
             buffer = buffer or memoryview(bytearray(BLOCK_BYTES))
-            block = buffer[: self._size_bytes - offset]
-            if os.preadv(self._handle, [block], offset) != len(block):
-                raise OSError(errno.EIO, "fewer bytes than its size says")
+            block, count = buffer[: self._size_bytes - offset], 0
+            while count < len(block):  # a network's file system may give less at a time
+                read = os.preadv(self._handle, [block[count:]], offset + count)
+                if not read:
+                    raise OSError(errno.EIO, "fewer bytes than its size says")
+                count += read
             hasher = new_sha256(self._size_bytes)
             hasher.update(block)
             self._digests[offset] = hasher.digest()
@@ -143,6 +155,7 @@ class BlockDigest:
 
 
 def _count_cores() -> int:
+    """Returns how many cores this process may use, unless a quota grants it less."""
     return len(os.sched_getaffinity(0))
 
 
@@ -158,14 +171,20 @@ class DigestCache:
 
     Args:
         folder: Folder of the entries; None for the user's cache folder, if it can be trusted.
+        threads: How many threads hash the blocks of a file; None for one per core.
         between_blocks: Called after every block that is hashed; what it raises ends the hashing.
     """
 
     def __init__(
-        self, folder: StrPath | None = None, *, between_blocks: Callable[[], object] = _carry_on
+        self,
+        folder: StrPath | None = None,
+        *,
+        threads: int | None = None,
+        between_blocks: Callable[[], object] = _carry_on,
     ) -> None:
         self.folder = cache_folder(DIGEST_FOLDER) if folder is None else str(folder)
         self._between_blocks = between_blocks
+        self._threads = _count_cores() if threads is None else threads
         self._running: BlockDigest | None = None
 
     def digest(self, path: StrPath) -> str:
@@ -177,11 +196,11 @@ class DigestCache:
         return self._remembered(path, "", _digest_open)
 
     def digest_blocks(self, path: StrPath) -> str:
-        """Returns what the function `digest_blocks` does, as `digest`; leaves one core to the caller."""
+        """Returns what the function `digest_blocks` does, as `digest`."""
 
         def compute(file: BinaryIO, between_blocks: Callable[[], object]) -> str:
-            self._running = BlockDigest(file, between_blocks)
-            return self._running.compute(_count_cores() - 1)
+            self._running = running = BlockDigest(file, between_blocks)
+            return running.compute(self._threads)
 
         return self._remembered(path, _BLOCKS, compute)
 

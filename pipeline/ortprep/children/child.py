@@ -39,6 +39,7 @@ from ortprep.errors import (
     to_dict,
 )
 from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
+from ortprep.runtime.loading.load_options import DIGESTS_VARIABLE, PRECISION_VARIABLE
 from ortprep.runtime.machine.memory import peak_rss_bytes
 from ortprep.telemetry import TELEMETRY_OFF, TELEMETRY_VARIABLE
 
@@ -142,8 +143,9 @@ def _spawn(
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Returns the child, and when it was about to be spawned."""
     # Temporary files of a child that is killed go with its folder.
-    # Sessions are made of the files that are named, even below `ortprep run`.
-    fixed = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), STARTUP_VARIABLE: ""}
+    # Sessions are made of the files that are named, even below `ortprep run`, and loaded as by default.
+    own = dict.fromkeys((STARTUP_VARIABLE, DIGESTS_VARIABLE, PRECISION_VARIABLE), "")
+    fixed = {_PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(folder), **own}
     variables = {TELEMETRY_VARIABLE: TELEMETRY_OFF, **os.environ, **fixed}
     with (folder / _OUTPUT).open("wb") as output:
         started_s = time.monotonic()

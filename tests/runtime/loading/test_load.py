@@ -338,6 +338,16 @@ load({str(bundle)!r})
     assert done.stdout.startswith("False"), done.stdout
 
 
+def test_an_interrupt_is_not_kept_waiting_by_the_hashing(bundle, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    flip_byte(make_large(bundle, 2 * BLOCK_BYTES))
+    monkeypatch.setattr(opened_bundle, "build_session", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load(bundle)
+
+
 @pytest.mark.attack
 def test_a_compressed_golden_sample_is_refused(bundle):
     golden = bundle / "golden.npz"

@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
+from ortprep.stages.package import shared_weights
 from ortprep.stages.package.prepared_variants import _place_files
 from ortprep.stages.package.shared_weights import SharingRequest, share_weights
 from tests import builders as models
@@ -45,6 +46,21 @@ def test_a_variant_whose_weights_are_in_anothers_file_takes_that_file(tmp_path):
     assert shared.samefile(bundle / "cpu/net.onnx.data")
     assert [entry.path for entry in entries] == ["portable/net.onnx", "portable/net.onnx.data"]
     np.testing.assert_array_equal(answer(bundle / "portable/net.onnx"), answer(own))
+
+
+def test_a_tuned_variant_keeps_its_file_and_so_its_packed_forms(tmp_path):
+    weights, bundle = {"w0": FIRST}, tmp_path / "bundle"
+    write_product(bundle / "cuda/net.onnx", weights)
+    own = write_product(tmp_path / "work/net.onnx", weights)
+    _place_files(own, bundle, "cpu")
+    assert (bundle / "cpu/net.onnx.data").samefile(own.with_name("net.onnx.data"))
+
+
+def test_data_of_a_branch_is_shared_with_nobody(tmp_path, monkeypatch):
+    models = [write_product(tmp_path / name / "net.onnx", {"w0": FIRST}) for name in ("own", "other")]
+    for refused in models:
+        monkeypatch.setattr(shared_weights, "unlinkable_files", lambda path, one=refused: path == one)
+        assert share_weights(SharingRequest(models[0], (models[1],), tmp_path / "new/net.onnx")) is None
 
 
 def test_a_variant_with_another_weight_keeps_its_own_file(tmp_path):

@@ -6,6 +6,7 @@ three are remembered per machine, so a later process goes straight from the memo
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -202,11 +203,8 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     _report(resolved, options)
     if options.phases == "auto" and (resolved.first is None or not _pays(options)):
         options = options.replace(phases="steady")
-    try:
+    with resolved.check or contextlib.nullcontext():
         plan, session = make_session(resolved, options)
-    finally:
-        if resolved.check is not None:
-            resolved.check.wait()  # what it raises says more than an error of a damaged file's session
     if is_new:
         remember(resolved, options)
     return OpenedBundle(session, plan, resolved, options)

@@ -25,6 +25,7 @@ from ortprep.bundle.verification import (
 )
 from ortprep.errors import IntegrityError
 from ortprep.runtime.loading.load_options import NO_DEADLINE, Deadline
+from ortprep.runtime.machine.processor import usable_cores
 
 if TYPE_CHECKING:
     from ortprep.bundle.file_memory import StrPath
@@ -74,7 +75,10 @@ class FileCheck:
         named = (f"{root}/{entry.path}" for entry in self._entries)
         self.stamps = tuple((path, find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
         self._is_cancelled = False
-        self._cache = DigestCache(between_blocks=self._go_on) if options.digests == "changed" else None
+        # One core is left to the thread that makes the session.
+        threads, self._cache = usable_cores() - 1, None
+        if options.digests == "changed":
+            self._cache = DigestCache(threads=threads, between_blocks=self._go_on)
         self._large = () if self._cache is None else self._find_large(self._cache)
         # Whatever ends the thread early, files count as compared only where it says so.
         self._error: Exception | None = IntegrityError(f"files were not compared: {root}")
@@ -148,6 +152,16 @@ class FileCheck:
     def cancel(self) -> None:
         """Ends the comparison soon: nobody waits for it."""
         self._is_cancelled = True
+
+    def __enter__(self) -> None:
+        """Makes a session meanwhile, in the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits for the end; what `wait` raises says more than an error of a damaged file's session."""
+        if kind is None or issubclass(kind, Exception):
+            self.wait()
+        else:  # an interrupt
+            self.cancel()
 
     def _go_on(self) -> None:
         if self._is_cancelled:

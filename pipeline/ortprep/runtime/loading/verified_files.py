@@ -30,6 +30,7 @@ from ortprep.bundle.verification import compare_files, raise_differences
 from ortprep.errors import DISK_ERRORS, LoadError, hint_of_os_error
 from ortprep.runtime.loading.load_options import Deadline, LoadOptions
 from ortprep.runtime.loading.variant_files import check_external_data, list_opened
+from ortprep.runtime.machine.processor import usable_cores
 
 _BLOCK_BYTES = 1024 * 1024
 
@@ -63,7 +64,9 @@ def _hash_files(root: Path, copies: Path | None, entries: tuple[FileEntry, ...],
     """Compares files with their records, byte for byte; or their copies, which it makes."""
     if copies is None:
         hash_all = functools.partial(digest_file, between_blocks=deadline.remaining_s)
-        hash_blocks = functools.partial(digest_blocks, between_blocks=deadline.remaining_s)
+        hash_blocks = functools.partial(
+            digest_blocks, threads=usable_cores(), between_blocks=deadline.remaining_s
+        )
         raise_differences(root, compare_files(root, entries, hash_all, hash_blocks))
         return
     for entry in entries:

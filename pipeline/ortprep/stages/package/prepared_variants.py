@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.conversion_record import ConversionRecord, LeftOut
-from ortprep.bundle.file_links import copy_file, link_or_copy, share_model, unlinkable_files
+from ortprep.bundle.file_links import link_or_copy, share_model
 from ortprep.bundle.loader_config import FileEntry, Golden, Tolerance, Variant
 from ortprep.bundle.manifest import Decision, MeasurementRecord, VariantRecord
 from ortprep.bundle.verification import describe_file, describe_files
 from ortprep.children.child import run_child
+from ortprep.errors import ChildError
 from ortprep.measuring.shipped import DEFAULT, PARENT, PREPARED, shipped_plan
 from ortprep.stages.core.contract import LEFT_OUT, PORTABLE, Context, TaskId, VariantPlan
 from ortprep.stages.core.results import (
@@ -224,17 +226,18 @@ def _place_source(context: Context, prepared: PreparedVariant) -> Variant:
 
 
 def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ...]:
-    """Places a variant's files; where another variant's data file has all of its weights, that one's."""
+    """Places a variant's files; of the portable one, another's data file if that has all of its weights."""
     place = bundle / variant / model.name
     data, others = model.with_name(f"{model.name}.data"), tuple(sorted(bundle.glob("*/*.onnx")))
     shared = None
-    if others and data.is_file() and data.stat().st_size >= _SHARED_BYTES:
-        shared = run_child(share_weights, SharingRequest(model, others, place), timeout_s=_TIMEOUT_S).value
+    if variant == PORTABLE and others and data.is_file() and data.stat().st_size >= _SHARED_BYTES:
+        with suppress(ChildError):  # a second copy does no harm
+            request = SharingRequest(model, others, place)
+            shared = run_child(share_weights, request, timeout_s=_TIMEOUT_S).value
     if shared is None:
         share_model(model, place)
     else:
-        put = copy_file if unlinkable_files(place) else link_or_copy
-        put(shared, place.with_name(shared.name))
+        link_or_copy(shared, place.with_name(shared.name))
     placed = describe_files(bundle / variant)
     return tuple(entry._replace(path=f"{variant}/{entry.path}") for entry in placed)
 

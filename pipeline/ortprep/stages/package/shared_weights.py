@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ortprep.bundle.file_links import unlinkable_files
+
 if TYPE_CHECKING:
     import onnx
 
@@ -34,6 +36,8 @@ class SharingRequest(NamedTuple):
 def share_weights(request: SharingRequest) -> Path | None:
     """Child function: has a model refer to the data file of another one, if that has all of its weights.
 
+    Neither may have data in a branch or a loop's body, which ONNX Runtime refuses in a file with two links.
+
     Returns:
         The data file; None, and nothing is written, if there is none.
 
@@ -46,7 +50,8 @@ def share_weights(request: SharingRequest) -> Path | None:
 
     model = onnx.load(request.model, load_external_data=False)
     needed = [tensor for tensor in walk_tensors(model) if tensor.data_location == tensor.EXTERNAL]
-    for other in request.others if needed else ():
+    others = () if unlinkable_files(request.model) else request.others
+    for other in (other for other in others if needed and not unlinkable_files(other)):
         candidates = walk_tensors(onnx.load(other, load_external_data=False))
         offered = [tensor for tensor in candidates if _reference(tensor).get("length")]
         _refer(offered, [_reference(tensor) for tensor in offered])  # without packed forms: of another graph
