@@ -146,7 +146,8 @@ def pull_cached(
     """
     with _in_time(request):
         folder = Path(require_cache_folder("registry"))
-        folder.chmod(0o700)  # files in it have what the umask asks for
+        with suppress(OSError):  # root's cache, or one that is read-only: what is there may do
+            folder.chmod(0o700)  # files in it have what the umask asks for
         try:
             version, part = _choose(request, catalogue, hardware)
         except (RegistryUnavailableError, NotPublishedError) as error:

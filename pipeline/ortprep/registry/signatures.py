@@ -121,6 +121,8 @@ def _read_key(file: Path, problem: str, *, is_private: bool) -> Any:
         raise SignatureError(f"{problem}\n  {error.strerror or error}: {error.filename}") from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # malformed, or with a password
         hint = f"export {PASSWORD_VARIABLE}=…" if "assword" in str(error) else None
+        if "not encrypted" in str(error):
+            hint = f"unset {PASSWORD_VARIABLE}"
         reason = f"{type(error).__name__}: {str(error)[:300]}"
         raise SignatureError(f"{problem}\n  cannot read the key: {reason}", hint=hint) from error
     return key

@@ -72,8 +72,6 @@ def _may_serve_before(finals: Finals, first: PlanChoice, second: PlanChoice, obj
     """Says whether a plan can be a first phase of another, and the two together cost no more than either."""
     if not objective.first_phase or first in (second, DEFAULT) or not shares_files(first, second):
         return False
-    if len(finals[first]) < MIN_ROUNDS:
-        return False
     limit = objective.max_private_mb
     if limit is not None and overlap_mb(finals, first, second) > limit:
         return False
@@ -112,8 +110,8 @@ def find_soonest(finals: Finals, choices: Iterable[PlanChoice]) -> tuple[PlanCho
 
 
 def pair_costs(finals: Finals, first: PlanChoice, second: PlanChoice, objective: Objective) -> list[float]:
-    """Returns the costs of two plans together in their common rounds; for one plan alone, pass it twice."""
-    pairs = zip(finals[first], finals[second], strict=False)
+    """Returns the costs of two plans together, round by round; for one plan alone, pass it twice."""
+    pairs = zip(finals[first], finals[second], strict=True)
     return [objective.pair_cost_ms(one, other) for one, other in pairs]
 
 
