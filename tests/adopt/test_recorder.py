@@ -11,13 +11,7 @@ import onnxruntime
 import pytest
 
 from ortprep.adopt import observation
-from ortprep.adopt.observation import (
-    MAX_FEEDS,
-    InputKeeper,
-    ModelObserver,
-    ModelRecord,
-    ProcessRecord,
-)
+from ortprep.adopt.observation import MAX_FEEDS, InputKeeper, ModelObserver, ModelRecord, ProcessRecord
 from ortprep.adopt.recorder import INPUTS_VARIABLE, RECORDS_VARIABLE, Recorder, recording_class
 from ortprep.bundle.codec import decode, read_json
 from ortprep.bundle.session_record import SessionOptionsRecord

@@ -15,13 +15,7 @@ from ortprep.bundle.codec import MAX_JSON_BYTES, MAX_JSON_VALUES, decode, parse_
 from ortprep.bundle.digest import digest_json
 from ortprep.bundle.loader_config import MAX_LOADER_BYTES
 from ortprep.bundle.manifest import MAX_MANIFEST_BYTES, Manifest
-from ortprep.bundle.onnx_wire import (
-    SMALL_BYTES,
-    WireError,
-    encode_varint,
-    external_locations,
-    read_skeleton,
-)
+from ortprep.bundle.onnx_wire import SMALL_BYTES, WireError, encode_varint, external_locations, read_skeleton
 from ortprep.errors import BundleError
 from tests import builders as models
 from tests.registry.builders import write_bundle

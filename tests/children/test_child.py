@@ -13,12 +13,7 @@ import pytest
 
 from ortprep.children.child import run_child
 from ortprep.children.process_group import start_program, wait_for_end
-from ortprep.errors import (
-    ChildError,
-    ChildKilledError,
-    ChildTimeoutError,
-    IntegrityError,
-)
+from ortprep.errors import ChildError, ChildKilledError, ChildTimeoutError, IntegrityError
 from tests.children import fakes
 from tests.fakes import is_alive, wait_for
 

@@ -7,18 +7,8 @@ from pathlib import Path
 import pytest
 
 from ortprep.bundle.conversion_record import ConversionRecord, OutputAccuracy, PrecisionStep
-from ortprep.bundle.manifest import (
-    TrialRecord,
-    TuningRecord,
-    read_manifest,
-    write_manifest,
-)
-from ortprep.cli.tables import (
-    build_plans_table,
-    build_variants_table,
-    describe_bundle,
-    describe_figures,
-)
+from ortprep.bundle.manifest import TrialRecord, TuningRecord, read_manifest, write_manifest
+from ortprep.cli.tables import build_plans_table, build_variants_table, describe_bundle, describe_figures
 from ortprep.errors import BundleError
 from ortprep.measuring.shipped import worst_error
 

@@ -21,9 +21,7 @@ from ortprep.cli.command import app
 from ortprep.errors import ExportError
 from ortprep.export.model_config import build_config, describe_tensor
 from ortprep.export.options import plan_options, recorded_options
-from ortprep.export.repository import (
-    choose_variants,
-)
+from ortprep.export.repository import choose_variants
 from tests.export.builders import CPU, CUDA, any_variant, make_variant
 from tests.export.fakes import LEVELS, cuda_options, load_model, session_options
 from tests.registry.builders import on_gpu

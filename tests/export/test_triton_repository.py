@@ -7,10 +7,7 @@ import pytest
 
 from ortprep.bundle.codec import decode
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.loader_config import (
-    ComputeCapabilityRange,
-    read_loader_config,
-)
+from ortprep.bundle.loader_config import ComputeCapabilityRange, read_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
 from ortprep.errors import ExportError, IntegrityError, LoadError
@@ -18,14 +15,7 @@ from ortprep.export.repository import ExportedModel, ExportRequest, export_trito
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import BFLOAT16
 from tests.export.fakes import answer, read_config
-from tests.runtime.builders import (
-    CPU_ONLY,
-    CUDA_NEEDED,
-    rewrite_digests,
-    sample,
-    weights_of,
-    write_bundle,
-)
+from tests.runtime.builders import CPU_ONLY, CUDA_NEEDED, rewrite_digests, sample, weights_of, write_bundle
 from tests.runtime.pool.builders import write_doubling, write_passing_on
 
 TUNED = SessionOptionsRecord(

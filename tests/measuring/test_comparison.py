@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import ChildError
-from ortprep.measuring.comparison import (
-    is_below,
-    order_of_round,
-    run_interleaved,
-)
+from ortprep.measuring.comparison import is_below, order_of_round, run_interleaved
 
 positive = st.floats(0.01, 1e6)
 rounds = st.lists(st.tuples(positive, positive), min_size=3, max_size=12)

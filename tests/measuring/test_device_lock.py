@@ -19,15 +19,7 @@ from ortprep.measuring.device_lock import lock_folder, measuring, working
 from ortprep.measuring.staged_bundles import StagedBundles
 from ortprep.runtime import load, open_bundle
 from ortprep.runtime.loading.session import default_plan
-from tests.runtime.builders import (
-    COLUMNS,
-    CPU_ONLY,
-    ROWS,
-    UNMET,
-    assert_answers,
-    weights_of,
-    write_linear,
-)
+from tests.runtime.builders import COLUMNS, CPU_ONLY, ROWS, UNMET, assert_answers, weights_of, write_linear
 
 pytestmark = pytest.mark.runtime
 

@@ -14,12 +14,7 @@ import pytest
 
 from ortprep.bundle.codec import read_json
 from ortprep.bundle.manifest import MANIFEST_FILE, read_manifest
-from tests.prepare.builders import (
-    Outcome,
-    Project,
-    is_intact,
-    preferred_model,
-)
+from tests.prepare.builders import Outcome, Project, is_intact, preferred_model
 from tests.runtime.builders import CPU_ONLY, UNMET, rewrite_digests, write_bundle, write_linear
 
 

@@ -13,14 +13,7 @@ from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.stages.optimize.requirements import find_integer_type
 from tests.builders import matmul_net, write_model
-from tests.prepare.builders import (
-    AS_PREPARED,
-    QUICK,
-    Project,
-    answers,
-    is_intact,
-    source_answers,
-)
+from tests.prepare.builders import AS_PREPARED, QUICK, Project, answers, is_intact, source_answers
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,7 @@ import re
 import pytest
 
 from tests.builders import write_external_model
-from tests.prepare.builders import (
-    ALL_TASKS,
-    SHAPES,
-    Project,
-    done,
-    folding_net,
-    stamps,
-)
+from tests.prepare.builders import ALL_TASKS, SHAPES, Project, done, folding_net, stamps
 
 # -- on a terminal there is something to see; what is written is the same, and the build ends
 

@@ -10,11 +10,7 @@ from ortprep.bundle.manifest import read_manifest
 from ortprep.children.probe import ProbeResult
 from ortprep.runtime import load, wait_steady
 from tests.builders import conv_net
-from tests.prepare.builders import (
-    Project,
-    answers,
-    source_answers,
-)
+from tests.prepare.builders import Project, answers, source_answers
 
 pytestmark = pytest.mark.slow
 

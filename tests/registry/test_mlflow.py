@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortprep.bundle.digest import digest_bytes
-from ortprep.errors import (
-    AccessDeniedError,
-    NotPublishedError,
-    RegistryError,
-    RegistryUnavailableError,
-)
+from ortprep.errors import AccessDeniedError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backend import Kind, ref_name
 from ortprep.registry.backends.mlflow import MlflowBackend
 from ortprep.registry.backends.mlflow_server import MlflowServer as TrackingServer

@@ -16,12 +16,7 @@ import requests
 import responses
 
 from ortprep.bundle.digest import digest_bytes
-from ortprep.errors import (
-    AccessDeniedError,
-    NotPublishedError,
-    RegistryError,
-    RegistryUnavailableError,
-)
+from ortprep.errors import AccessDeniedError, NotPublishedError, RegistryError, RegistryUnavailableError
 from ortprep.registry.backend import Kind, ref_name, subject_digits
 from ortprep.registry.backends import oci
 from ortprep.registry.backends.http_client import HttpClient

@@ -11,9 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ortprep.bundle.loader_config import (
-    Tolerance,
-)
+from ortprep.bundle.loader_config import Tolerance
 from ortprep.errors import BundleError
 from ortprep.runtime.tensors.arrays import read_tensors, write_tensors
 from ortprep.runtime.tensors.compare import compare_output

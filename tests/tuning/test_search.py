@@ -15,14 +15,7 @@ from ortprep.tuning.objective import Objective
 from ortprep.tuning.search import BATCH, MAX_FIRST_RATIO, REPEATS, search
 from ortprep.tuning.space import DEFAULT
 from tests.tuning.builders import TRANSFORMER, choices_of, cpu_space, per_load, plan
-from tests.tuning.fakes import (
-    CONVOLUTION_TABLE,
-    TABLES,
-    TRANSFORMER_TABLE,
-    Machine,
-    limits,
-    true_cost,
-)
+from tests.tuning.fakes import CONVOLUTION_TABLE, TABLES, TRANSFORMER_TABLE, Machine, limits, true_cost
 
 FREE = limits(math.inf)
 

@@ -10,11 +10,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children.probe import ProbeResult
 from ortprep.options import CUDA, check_options, known_options
 from ortprep.tuning.objective import Trial
-from ortprep.tuning.space import (
-    ATTRIBUTES,
-    DEFAULT,
-    Space,
-)
+from ortprep.tuning.space import ATTRIBUTES, DEFAULT, Space
 from tests.tuning.builders import (
     CONVOLUTIONS,
     TRANSFORMER,

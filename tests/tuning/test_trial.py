@@ -7,15 +7,10 @@ import pytest
 
 from ortprep.bundle.loader_config import Tolerance
 from ortprep.children.answers import write_answers
-from ortprep.errors import (
-    VerificationError,
-)
+from ortprep.errors import VerificationError
 from ortprep.runtime.loading.session import CPU, default_plan
 from ortprep.runtime.tensors.arrays import write_tensors
-from ortprep.tuning.trial import (
-    TrialRequest,
-    measure_trial,
-)
+from ortprep.tuning.trial import TrialRequest, measure_trial
 from tests.runtime.builders import write_linear
 
 TIMEOUT_S = 300.0

@@ -5,13 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ortprep.bundle.codec import decode
-from ortprep.doctor.environment_facts import (
-    DiskSpace,
-    Facts,
-    InstalledRuntime,
-    ResourceLimits,
-    parse_reason,
-)
+from ortprep.doctor.environment_facts import DiskSpace, Facts, InstalledRuntime, ResourceLimits, parse_reason
 from ortprep.runtime.loading.session import CPU, CUDA
 from ortprep.runtime.machine.hardware import Gpu, Hardware
 

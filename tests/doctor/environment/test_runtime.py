@@ -9,12 +9,7 @@ import pytest
 
 from ortprep.bundle.codec import decode
 from ortprep.doctor.environment import describe, diagnose_environment
-from ortprep.doctor.environment_facts import (
-    Facts,
-    parse_reason,
-    read_runtime,
-    try_providers,
-)
+from ortprep.doctor.environment_facts import Facts, parse_reason, read_runtime, try_providers
 from ortprep.runtime.loading.session import CPU
 from ortprep.versions import installed_onnxruntime, read_wheels
 from tests.doctor.environment.builders import WITHOUT_GPU, codes, one

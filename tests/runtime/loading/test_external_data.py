@@ -18,14 +18,7 @@ from ortprep.export.placement import try_model
 from ortprep.measuring.device_lock import CPU_DEVICE
 from ortprep.runtime import load, wait_steady
 from ortprep.runtime.loading import session as session_module
-from tests.runtime.builders import (
-    entry,
-    refer_to,
-    rewrite_digests,
-    sample,
-    weights_of,
-    write_bundle,
-)
+from tests.runtime.builders import entry, refer_to, rewrite_digests, sample, weights_of, write_bundle
 
 pytestmark = pytest.mark.runtime
 

@@ -12,20 +12,10 @@ import pytest
 
 from ortprep.bundle import LOADER_FILE
 from ortprep.bundle.digest import BLOCK_BYTES
-from ortprep.bundle.loader_config import (
-    FileEntry,
-    read_loader_config,
-    write_loader_config,
-)
+from ortprep.bundle.loader_config import FileEntry, read_loader_config, write_loader_config
 from ortprep.bundle.session_record import SessionOptionsRecord
 from ortprep.bundle.verification import check_bundle
-from ortprep.errors import (
-    BundleError,
-    IntegrityError,
-    LoadError,
-    LoadTimeoutError,
-    PipelineError,
-)
+from ortprep.errors import BundleError, IntegrityError, LoadError, LoadTimeoutError, PipelineError
 from ortprep.runtime import load
 from ortprep.runtime.loading import load_options, opened_bundle, session
 from ortprep.runtime.loading.bundle_loader import open_bundle

@@ -14,13 +14,7 @@ import pytest
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.errors import LoadError, LoadTimeoutError
 from ortprep.runtime.loading import session as session_module
-from ortprep.runtime.loading.session import (
-    CPU,
-    CUDA,
-    build_session,
-    default_plan,
-    with_device,
-)
+from ortprep.runtime.loading.session import CPU, CUDA, build_session, default_plan, with_device
 from ortprep.runtime.machine.hardware import read_gpus
 from tests.fakes import Interruption, wait_for
 from tests.runtime.builders import sample, weights_of, write_linear

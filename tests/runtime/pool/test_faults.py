@@ -13,13 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortprep.errors import (
-    PipelineError,
-    PoolError,
-    RequestTimeoutError,
-    RunError,
-    WorkerDiedError,
-)
+from ortprep.errors import PipelineError, PoolError, RequestTimeoutError, RunError, WorkerDiedError
 from ortprep.runtime import PoolConfig, SessionPool
 from tests.fakes import freeze, wait_for
 from tests.runtime.pool import fakes as bad_workers

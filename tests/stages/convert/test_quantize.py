@@ -19,14 +19,7 @@ from ortprep.stages.convert.int8 import SampleReader
 from ortprep.stages.convert.pass_records import PassRequest
 from ortprep.stages.convert.passes import change_graph
 from ortprep.stages.core.graph_walk import values_bytes, walk_initializers
-from tests.builders import (
-    conv_net,
-    loop_net,
-    matmul_net,
-    parse,
-    two_inputs,
-    write_external_model,
-)
+from tests.builders import conv_net, loop_net, matmul_net, parse, two_inputs, write_external_model
 from tests.stages.convert.builders import outlier_net
 
 PASSES = {"dynamic": "int8-dynamic", "static": "int8-static", "weights": "int4-weights"}

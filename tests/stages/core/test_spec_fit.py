@@ -15,11 +15,7 @@ from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.spec.models import ModelSpec
 from ortprep.spec.reading import read_spec
 from ortprep.stages.core.results import plain_refusal
-from ortprep.stages.core.sample_files import (
-    check_sample_files,
-    find_sample_files,
-    samples_key,
-)
+from ortprep.stages.core.sample_files import check_sample_files, find_sample_files, samples_key
 from ortprep.stages.core.samples import write_samples
 from ortprep.stages.core.spec_fit import find_misfits, require_fit, shape_sets
 from tests.stages.fetch.test_inspection import peak_bytes

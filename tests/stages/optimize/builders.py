@@ -6,9 +6,7 @@ import json
 
 from ortprep.bundle.codec import decode, encode
 from ortprep.bundle.digest import digest_file
-from ortprep.bundle.loader_config import (
-    FileEntry,
-)
+from ortprep.bundle.loader_config import FileEntry
 from ortprep.bundle.manifest import SourceRecord
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan, TaskId, Upstream

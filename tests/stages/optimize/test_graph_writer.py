@@ -3,11 +3,7 @@
 import pytest
 from onnx import TensorProto, helper
 
-from ortprep.stages.optimize.graph_writer import (
-    find_unportable,
-    remove_copies,
-    remove_phantom_inputs,
-)
+from ortprep.stages.optimize.graph_writer import find_unportable, remove_copies, remove_phantom_inputs
 from tests import builders as models
 
 

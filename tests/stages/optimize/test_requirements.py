@@ -15,10 +15,7 @@ from ortprep.stages.optimize.requirements import (
     readable_versions,
     with_options,
 )
-from ortprep.stages.optimize.session_plans import (
-    loading_providers,
-    plan_steps,
-)
+from ortprep.stages.optimize.session_plans import loading_providers, plan_steps
 
 AVX2 = Hardware("x86_64", "Haswell", ("avx", "avx2", "fma"), cores=2, memory_bytes=2**30)
 AVX512 = Hardware("x86_64", "Icelake", ("avx", "avx2", "avx512f", "fma"), cores=2, memory_bytes=2**30)
