@@ -91,22 +91,22 @@ class Service:
             except LostError as loss:
                 self.dispatcher.retire(lane.process)
                 try:
-                    self._count_retry(request, lane, loss)
+                    if loss.is_to_blame:
+                        self._count_retry(request, lane)
                 except BaseException:
                     self.dispatcher.release(lane)
                     raise
             request.lane, lost = None, lane
 
-    def _count_retry(self, request: Request, lane: Lane, loss: LostError) -> None:
+    def _count_retry(self, request: Request, lane: Lane) -> None:
         """Waits for the end of a lane's worker; raises why it ended unless the request may be repeated."""
         try:
             error = lane.find_loss(request.deadline - time.monotonic())
         except LateError:
             raise request.late(f"{lane.worker.name} had it") from None
-        if loss.is_to_blame:
-            if request.retries <= 0:
-                raise self.dispatcher.closed_error(error) from None
-            request.retries -= 1
+        if request.retries <= 0:
+            raise self.dispatcher.closed_error(error) from None
+        request.retries -= 1
 
     def _ask(self, request: Request, lane: Lane) -> Answer:
         """Asks a lane's worker, and releases the lane unless the worker is lost; raises as `Lane.ask`."""
