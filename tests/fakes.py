@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -268,3 +269,30 @@ class Interruption:
             self.left -= 1
             if self.left < 0:
                 raise KeyboardInterrupt
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def is_interrupted(work, at):
+    """Does some work, and raises at a step where Python calls signal handlers; False if it has fewer."""
+    steps = 0
+
+    def count(_frame, event, _):
+        nonlocal steps
+        steps += event in ("call", "c_return")
+        if steps == at:
+            sys.setprofile(None)
+            raise Interrupted
+
+    before = sys.getprofile()
+    try:
+        sys.setprofile(count)
+        work()
+    except (Interrupted, OSError):
+        # `shutil.rmtree` turns an interruption between two of its statements into an `OSError`.
+        return True
+    finally:
+        sys.setprofile(before)
+    return False

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import mmap
 import os
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -23,6 +22,7 @@ from ortprep.runtime.machine.memory import (
     prefetch_file,
     private_bytes,
 )
+from tests.fakes import is_interrupted
 
 pytestmark = pytest.mark.runtime
 
@@ -133,10 +133,6 @@ def test_without_a_gpu_or_its_libraries_cuda_is_unavailable(monkeypatch):
 # -- scratch folders are gone afterwards, wherever a signal handler raises
 
 
-class Interrupted(BaseException):
-    """What a signal handler raises."""
-
-
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -147,29 +143,6 @@ def use(make):
     with make() as folder:
         (Path(folder) / "file").touch()
         (Path(folder) / "sub").mkdir()
-
-
-def is_interrupted(work, at):
-    """Does some work, and raises at a step where Python calls signal handlers; False if it has fewer."""
-    steps = 0
-
-    def count(_frame, event, _):
-        nonlocal steps
-        steps += event in ("call", "c_return")
-        if steps == at:
-            sys.setprofile(None)
-            raise Interrupted
-
-    before = sys.getprofile()
-    try:
-        sys.setprofile(count)
-        work()
-    except (Interrupted, OSError):
-        # `shutil.rmtree` turns an interruption between two of its statements into an `OSError`.
-        return True
-    finally:
-        sys.setprofile(before)
-    return False
 
 
 @pytest.mark.attack

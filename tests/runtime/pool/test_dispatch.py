@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,8 @@ from ortprep.errors import PoolClosedError, PoolError, RequestTimeoutError
 from ortprep.runtime.packets import place_arrays
 from ortprep.runtime.pool.dispatch import Dispatcher, Request
 from ortprep.runtime.pool.memory import WorkerMemory
+from ortprep.runtime.pool.service import Service
+from tests.fakes import is_interrupted, wait_for
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["enter", "answer", "lose", "open", "withdraw"]), st.integers(0, 9)),
@@ -224,3 +228,19 @@ def test_a_worker_s_memory_stays_while_an_array_of_it_is_copied():
     memory.close()  # the worker has died
     array += 1
     assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.attack
+def test_a_call_that_a_signal_interrupts_at_any_step_leaves_no_thread(monkeypatch):
+    def count_threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    monkeypatch.setattr(Service, "answer", lambda *_: {})
+    before, step, goes_on = count_threads(), 1, True
+    while goes_on:
+        service = Service({})
+        goes_on = is_interrupted(functools.partial(service.answer_aside, Request("m", {})), step)
+        service.stop()
+        wait_for(lambda: count_threads() == before, what="no thread is left")
+        step += 1
+    assert step > 5

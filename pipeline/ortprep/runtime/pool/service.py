@@ -39,19 +39,21 @@ class Service:
 
     def answer_aside(self, request: Request) -> Answer:
         """Does what `answer` does, for the main thread; raises as `SessionPool.run`."""
-        helper, self._helper = self._helper, None  # an interrupted call leaves its thread to its request
-        if helper is None:
-            helper = SimpleQueue()
-            try:
-                _thread.start_new_thread(self._help, (helper,))
-            except RuntimeError:  # no thread to be had
-                return self.answer(request)
-        outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        helper: Helper | None = None
         try:
+            helper, self._helper = self._helper, None  # an interrupted call leaves its thread to its request
+            if helper is None:
+                helper = SimpleQueue()
+                try:
+                    _thread.start_new_thread(self._help, (helper,))
+                except RuntimeError:  # no thread to be had
+                    return self.answer(request)
+            outcomes: SimpleQueue[Outcome] = SimpleQueue()
             helper.put((request, outcomes))
             outcome = outcomes.get()
         except BaseException:
-            helper.put(None)
+            if helper is not None:
+                helper.put(None)
             raise
         self._helper = helper
         if self._is_stopped:  # meanwhile, by another thread
