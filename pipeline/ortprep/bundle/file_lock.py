@@ -1,7 +1,7 @@
 """Locks of files and folders (`flock`) that end with the process that took them.
 
-A fork has copies of all descriptors, and a lock lasts as long as any copy. So a fork of this process closes
-those of locks first.
+A fork has copies of all descriptors, and a lock lasts as long as any copy, as a connection does. So a fork of
+this process closes those of locks first, and what else is to end with this process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NO_FORK: Any = RLock()
 _OWNERS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def close_in_forks(owner: Any) -> None:
-    """Has forks of this process call an object's `close`; its descriptors are made in the same `NO_FORK`."""
+def forget_in_forks(owner: Any) -> None:
+    """Has forks of this process call an object's `forget`; its descriptors are made in the same `NO_FORK`."""
     _OWNERS.add(owner)
 
 
-def _close_all() -> None:
+def _forget_all() -> None:
     NO_FORK._at_fork_reinit()  # not `release`: a server that forks in C may not have called `acquire`
     for owner in tuple(_OWNERS):
-        owner.close()
+        owner.forget()
 
 
-os.register_at_fork(before=NO_FORK.acquire, after_in_parent=NO_FORK.release, after_in_child=_close_all)
+os.register_at_fork(before=NO_FORK.acquire, after_in_parent=NO_FORK.release, after_in_child=_forget_all)
 
 
 class FileLock:
@@ -48,9 +48,11 @@ class FileLock:
     descriptor = -1
 
     def __init__(self, path: StrPath, flags: int = os.O_RDWR | os.O_CREAT) -> None:
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         with NO_FORK:
-            self.descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            close_in_forks(self)
+            # Opened and kept in one call: a signal's handler may raise after any, and it would be lost.
+            vars(self).update(zip(["descriptor"], map(os.open, [path], [flags], [0o600]), strict=True))
+            forget_in_forks(self)
 
     def acquire(self, *, shared: bool = False, wait: bool = True) -> bool:
         """Takes the lock, and returns whether it did.
@@ -77,6 +79,7 @@ class FileLock:
         if descriptor >= 0:
             os.close(descriptor)
 
+    forget = close
     __del__ = close  # for who is interrupted before closing it
 
     def __enter__(self) -> Self:

@@ -13,16 +13,16 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ortprep.bundle.codec import decode, encode
+from ortprep.bundle.file_lock import NO_FORK, forget_in_forks
 from ortprep.bundle.loader_config import LoaderConfig
 from ortprep.errors import PipelineError, WorkerDiedError, describe_exit
-from ortprep.runtime.descriptors import close_aside
+from ortprep.runtime.descriptors import above_standard, close_aside
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class WorkerProcess:
         self._held: set[int] = set()
         with ExitStack() as own, ExitStack() as given:
             own.callback(self.close)
-            with _FORKS:
+            with NO_FORK:
                 sockets = []
                 for _ in range(1 if job.is_template else LANES):
                     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,12 +145,12 @@ class WorkerProcess:
                 memory = self._hold(WorkerMemory.create())
                 self.memory: WorkerMemory = WorkerMemory(memory)
                 own.callback(self.memory.close)
-                _PROCESSES.add(self)
+                forget_in_forks(self)
             descriptors = (death_pipe, memory, *(its for _, its in sockets))
             given.callback(self._close, *descriptors)
             job = replace(job, descriptors=descriptors)
             if template is None:
-                with _FORKS:  # a fork that had the pipe to it would keep it waiting
+                with NO_FORK:  # a fork that had the pipe to it would keep it waiting
                     self._process: subprocess.Popen[bytes] | ForkedProcess = spawn(job, environment)
                     own.callback(self._process.wait)
                     own.callback(self._process.kill)
@@ -241,7 +241,8 @@ class WorkerProcess:
         return error
 
     def _hold(self, descriptor: int) -> int:
-        """Returns a descriptor that is now one of those that lead to it."""
+        """Returns a descriptor that leads to it from now on, with a number that a process can be given."""
+        descriptor = above_standard(descriptor)
         self._held.add(descriptor)
         return descriptor
 
@@ -267,20 +268,6 @@ class WorkerProcess:
         for one in self.sockets:
             one.close()
         self.memory.close()
-
-
-_PROCESSES: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
-_FORKS = threading.Lock()
-"""Held while descriptors are made or used to start a process, and while this process is forked."""
-
-
-def _forget_all() -> None:
-    _FORKS.release()
-    for process in tuple(_PROCESSES):
-        process.forget()
-
-
-os.register_at_fork(before=_FORKS.acquire, after_in_parent=_FORKS.release, after_in_child=_forget_all)
 
 
 def spawn(job: WorkerJob, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
