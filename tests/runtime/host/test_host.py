@@ -84,10 +84,12 @@ def test_a_program_without_standard_streams_can_start_a_host(bundle):
         "import os, sys, numpy\n"
         "from ortprep.runtime import connect\n"
         "os.closerange(0, 3)\n"
-        "with connect(sys.argv[1], start=True) as session:\n"
-        f"    session.run(None, {{'x': numpy.zeros((2, {ROWS}), numpy.float32)}})\n"
+        "session = connect(sys.argv[1], start=True)\n"
+        f"session.run(None, {{'x': numpy.zeros((2, {ROWS}), numpy.float32)}})\n"
     )
     assert run_python(program, bundle).returncode == 0
+    program = program.replace("os.closerange(0, 3)", "")
+    assert run_python(program, bundle, PYTHONDEVMODE="1").stderr == ""  # nor has it to close its session
 
 
 def test_what_is_refused_is_an_error_and_the_session_goes_on(bundle):

@@ -17,10 +17,12 @@ from ortprep.errors import (
 from ortprep.runtime import PoolConfig, SessionPool
 from ortprep.runtime.loading.model_load_options import ModelLoadOptions
 from ortprep.runtime.opened_model import open_model
+from ortprep.runtime.pool.worker import Worker
 from ortprep.runtime.tensors.arrays import write_tensors
 from ortprep.runtime.tensors.element_types import BFLOAT16, to_bfloat16
 from tests.fakes import wait_for
 from tests.runtime.builders import batch_of, weights_of, write_converted
+from tests.runtime.dropin.builders import run_python
 from tests.runtime.pool import fakes as bad_workers
 from tests.runtime.pool.builders import write_doubling, write_model_bundle, write_passing_on
 from tests.runtime.pool.conftest import batch, start_ticks, submit
@@ -255,3 +257,35 @@ def test_strings_are_refused_by_name(tmp_path):
     path = write_passing_on(tmp_path / "text", "string", np.array([["a"]]))
     with pytest.raises(PoolError, match=r"text cannot be served(?s:.)*got x: string, y: string"):
         SessionPool(path, PoolConfig(devices="cpu"))
+
+
+@pytest.mark.attack
+def test_a_pool_that_is_interrupted_as_it_starts_says_so_and_leaves_no_worker(bundle, monkeypatch):
+    start = Worker.start
+
+    def interrupt(self, *rest):
+        if self.name == "cpu/1":
+            raise KeyboardInterrupt
+        start(self, *rest)
+
+    monkeypatch.setattr(Worker, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        SessionPool(bundle, PoolConfig(devices="cpu", workers_per_device=2))
+
+
+PROGRAM = """
+import os, sys, numpy
+from ortprep.runtime import PoolConfig, SessionPool
+if sys.argv[2] == "closed":
+    os.closerange(0, 3)
+with SessionPool(sys.argv[1], PoolConfig(devices="cpu", threads=int(sys.argv[3]))) as pool:
+    assert pool.run({"x": numpy.ones((1, 4), numpy.float32)})["y"].shape == (1, 4)
+"""
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("streams", ["closed", "open"])
+def test_a_program_needs_no_standard_streams_and_its_workers_leave_nothing_open(bundle, threads, streams):
+    done = run_python(PROGRAM, bundle, streams, threads, PYTHONDEVMODE="1")
+    assert (done.returncode, done.stderr) == (0, "")

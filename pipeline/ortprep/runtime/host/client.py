@@ -6,6 +6,7 @@ import _socket
 import numbers
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -223,6 +224,10 @@ class _Connection:
     def close(self) -> None:
         """Ends it."""
         self._socket.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was interrupted before it had one
+            self.close()
 
 
 def _no_host(problem: str) -> Exception:

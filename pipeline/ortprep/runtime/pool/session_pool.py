@@ -71,9 +71,9 @@ class SessionPool:
         self._finalizer = weakref.finalize(self, _abandon, self._service, self._workers, self._templates)
         self._finalizer.atexit = False  # the kernel ends the workers with the program
         _POOLS.add(self)
-        for worker in self._workers:
-            worker.start(config, self._service.dispatcher, self._workers)
         try:
+            for worker in self._workers:
+                worker.start(config, self._service.dispatcher, self._workers)
             self.wait_ready(min_ready)
         except BaseException:  # an interrupt, too, must leave no worker
             self.close(drain=False)

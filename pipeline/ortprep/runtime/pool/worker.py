@@ -46,6 +46,7 @@ class Worker:
         self.job, self._variables, self._template = job, variables, template
         self._stats = stats
         self._process: WorkerProcess | None = None
+        self._thread: threading.Thread | None = None
         self._wakeup = Wakeup()
         self._stop_at = math.inf
         self._error: PipelineError | None = None
@@ -54,8 +55,9 @@ class Worker:
     def start(self, config: PoolConfig, dispatcher: Dispatcher, workers: Sequence[Worker]) -> None:
         """Starts the thread; `workers` are all of the pool."""
         self._config, self._dispatcher, self._workers = config, dispatcher, workers
-        self._thread = threading.Thread(target=self._run, name=f"ortprep-{self.name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"ortprep-{self.name}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Has the process end, after `grace_s` seconds for what it is at."""
@@ -63,8 +65,8 @@ class Worker:
         self._wakeup.set()
 
     def join(self) -> None:
-        """Waits until the worker has stopped."""
-        if self._thread is not threading.current_thread():
+        """Waits until the worker has stopped, if it was started."""
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join()
 
     # What it is now; the dispatcher's lock is held.

@@ -14,7 +14,6 @@ import os
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +48,7 @@ def main(job: WorkerJob) -> None:
         models = [open_served(model, job) for model in job.models]
     except PipelineError as error:
         packets.send_json(lanes[0], packets.FAILED, to_dict(error))
+        _close(lanes)
         return
     ready = ReadyReport(
         variants={model.name: model.variant for model in models},
@@ -91,12 +91,21 @@ def serve(lanes: Sequence[_socket.socket], memory: int, models: Mapping[int, Ope
     for number, lane in enumerate(lanes):
         numbers[lane.fileno()] = number
         poll.register(lane.fileno(), select.POLLIN)
-    with suppress(BrokenPipeError, ConnectionResetError):  # the pool is gone, or wants it no more
+    try:
         while True:
             for descriptor, _ in poll.poll():
                 number = numbers[descriptor]
                 if not _serve_one(lanes[number], shared.requests(number), shared.answers(number), models):
                     return
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the pool is gone, or wants it no more
+    finally:
+        _close(lanes)
+
+
+def _close(lanes: Sequence[_socket.socket]) -> None:
+    for lane in lanes:
+        lane.close()
 
 
 def _serve_one(
@@ -138,14 +147,14 @@ def fork_workers(connection: _socket.socket, job: WorkerJob) -> tuple[list[_sock
 
     from ortprep.runtime.pool.template import ANSWER, FORK, REAP
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where the program has none
+        stream.flush()
     gc.freeze()  # else the first collection in a worker would write to all of these objects
-    own = socket.socket(fileno=os.dup(connection.fileno()))
-    connection.close()
+    own = socket.socket(fileno=connection.detach())
     while True:
         packet, descriptors, _, _ = socket.recv_fds(own, len(FORK) + ANSWER.size, 16)
         if not packet:
+            own.close()
             raise SystemExit  # the pool is gone, or wants it no more
         if packet.startswith(REAP):
             pid, _ = ANSWER.unpack(packet[len(REAP) :])
