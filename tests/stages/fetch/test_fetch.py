@@ -19,6 +19,7 @@ from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.contract import Context, Plan
 from ortprep.stages.core.graph_walk import external_extents
 from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch import inspection
 from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE, LocalFile
 from ortprep.stages.fetch.stage import FetchStage
 from tests import builders as models
@@ -27,14 +28,16 @@ from tests.init.builders import map_classifier
 from tests.registry.builders import read_tree
 from tests.runtime.builders import refer_to
 from tests.runtime.loading.test_external_data import PLACES
+from tests.stages.fetch.fakes import run_here
 
 STAGE = FetchStage()
 IMAGE = {"image": {"shapes": [[1, 3, 16, 16]]}}
 
 
 @pytest.fixture(autouse=True)
-def _own_caches(tmp_path, monkeypatch):
+def _own_caches_and_no_children(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(inspection, "run_child", run_here)
 
 
 def plan_of(folder, source, **fields):

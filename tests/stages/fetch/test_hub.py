@@ -15,12 +15,13 @@ from ortprep.spec.models import ModelSpec
 from ortprep.spec.urls import HubAddress, parse_hub_url
 from ortprep.stages.core.contract import Plan
 from ortprep.stages.core.results import FetchResult
+from ortprep.stages.fetch import inspection
 from ortprep.stages.fetch.sources import TIMEOUT_VARIABLE
 from ortprep.stages.fetch.stage import FetchStage
 from ortprep.versions import install_command
 from tests import builders as models
 from tests.fakes import send_whole
-from tests.stages.fetch.fakes import TOKEN, serve_hub
+from tests.stages.fetch.fakes import TOKEN, run_here, serve_hub
 
 pytest.importorskip("huggingface_hub")
 STAGE = FetchStage()
@@ -39,6 +40,7 @@ def stack():
 def hub(tmp_path, monkeypatch, stack):
     """A Hub that `stack.close()` takes off the network."""
     hub = stack.enter_context(serve_hub())
+    monkeypatch.setattr(inspection, "run_child", run_here)
     monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))

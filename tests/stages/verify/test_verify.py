@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from typing import get_type_hints
 from unittest import mock
 
 import numpy as np
@@ -28,7 +27,6 @@ from ortprep.bundle.model_facts import ModelInterface
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.children import answers
 from ortprep.children.answers import Answer
-from ortprep.children.child import Reply
 from ortprep.errors import SourceError, SpecError, StageError, VerificationError
 from ortprep.runtime.loading.golden import read_golden
 from ortprep.runtime.loading.session import CPU
@@ -40,6 +38,7 @@ from ortprep.stages.core.results import FetchResult, PreparedResult, VerifyResul
 from ortprep.stages.verify import golden_sample, reference
 from ortprep.stages.verify.stage import VerifyStage
 from tests import builders as models
+from tests.stages.fetch.fakes import run_here
 
 
 class Build:
@@ -118,14 +117,6 @@ def build(tmp_path, monkeypatch):
     for module in (answers, samples):
         monkeypatch.setattr(module, "run_child", run_here)
     return Build(tmp_path)
-
-
-def run_here(function, request, **_):
-    kinds = get_type_hints(function)
-    answer, (request_kind, *_) = kinds.pop("return"), kinds.values()
-    value = function(decode(request_kind, json.loads(json.dumps(encode(request)))))
-    reply = decode(answer, json.loads(json.dumps(encode(value))))
-    return Reply(reply, started_s=0.0, elapsed_s=0.0, peak_rss_bytes=0)
 
 
 def interface_of(model):
