@@ -37,11 +37,7 @@ def model(*feeds, others=0, limits=None, **changes):
 
 def record_of(path, *feeds, **changes):
     status = path.stat()
-    file = {
-        "path": str(path),
-        "size_bytes": status.st_size,
-        "modified_ns": status.st_mtime_ns,
-    }
+    file = {"path": str(path), "size_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
     return model(*feeds, **file, **changes)
 
 

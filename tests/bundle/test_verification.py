@@ -319,10 +319,7 @@ def test_f5_anything_but_a_json_object_of_this_form_is_refused(bundle, name, con
         check_bundle(bundle)
 
 
-READERS = {
-    "loader.json": read_loader_config,
-    "manifest.json": read_manifest,
-}
+READERS = {"loader.json": read_loader_config, "manifest.json": read_manifest}
 
 
 @pytest.mark.parametrize(

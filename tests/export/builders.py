@@ -8,13 +8,7 @@ from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord
 from ortprep.options import NEWEST, known_options
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-LEVELS = (
-    "ORT_DISABLE_ALL",
-    "ORT_ENABLE_BASIC",
-    "ORT_ENABLE_EXTENDED",
-    "ORT_ENABLE_LAYOUT",
-    "ORT_ENABLE_ALL",
-)
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_LAYOUT", "ORT_ENABLE_ALL")
 
 
 def make_variant(level="ORT_DISABLE_ALL", *, attributes=None, entries=None, cuda=None):

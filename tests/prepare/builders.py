@@ -126,11 +126,7 @@ class Project:
         """Runs `python ARGUMENTS` on a pseudo-terminal; returns its exit code and all it wrote."""
         ours, theirs = pty.openpty()
         process = self.start(
-            *arguments,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=self.environment() | {"TERM": "xterm"},
+            *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=self.environment() | {"TERM": "xterm"}
         )
         os.close(theirs)
         written = bytearray()

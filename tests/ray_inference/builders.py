@@ -163,13 +163,7 @@ def write_slow(folder):
         },
         {"x": ("float32", ("a", "b")), "one": ("float32", (1, 1)), "size": ("int64", (2,))},
         {"y": ("float32", ("a", "b")), "z": ("float32", (1, 1))},
-        {
-            "input:x": one,
-            "input:one": one,
-            "input:size": size,
-            "output:y": one,
-            "output:z": 2 * one,
-        },
+        {"input:x": one, "input:one": one, "input:size": size, "output:y": one, "output:z": 2 * one},
     )
 
 

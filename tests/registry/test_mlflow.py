@@ -173,8 +173,7 @@ def test_a_server_that_sends_elsewhere_is_not_followed(behind, proxy, server, mo
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/api/2.0/mlflow-artifacts/", NotPublishedError), ("/api/2.0/mlflow/", RegistryError)],
+    ("path", "kind"), [("/api/2.0/mlflow-artifacts/", NotPublishedError), ("/api/2.0/mlflow/", RegistryError)]
 )
 def test_a_server_that_lacks_the_api_says_nothing_of_what_is_published(
     behind, proxy, model, tmp_path, path, kind

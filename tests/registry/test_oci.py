@@ -330,10 +330,7 @@ def test_the_registrys_own_garbage_collection_spares_live_versions_and_frees_the
         changes = {"spec": bytes([number // 2]), "created_at": f"2026-11-2{number}T00:00:00+00:00"}
         return write_bundle(tmp_path / str(number), made=made, **changes)
 
-    with (
-        oci_server(folder) as server,
-        open_catalogue(oci_url(server.url)) as one,
-    ):
+    with oci_server(folder) as server, open_catalogue(oci_url(server.url)) as one:
         for number in range(4):
             publish_bundle(bundle(number), one)
         kept = one.read_state("net").latest()

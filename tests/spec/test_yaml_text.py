@@ -52,10 +52,7 @@ def test_a_place_without_a_line_gets_that_of_what_is_around_it():
     [
         (b"a: 1\nb: \xff\n", "x.yaml:2: expected UTF-8 text, got byte 0xff"),
         ("a: 1\n".encode("utf-16"), "x.yaml:1: expected UTF-8 text, got byte 0xff"),
-        (
-            b"a: 1\n\tb: 2\n",
-            "x.yaml:2: not readable as YAML: found a tab character",
-        ),
+        (b"a: 1\n\tb: 2\n", "x.yaml:2: not readable as YAML: found a tab character"),
         (b"a:\n  - 1\n-\t\tb: [\n", "x.yaml:3: "),
         (b"a: [1\nb: 2\n", "x.yaml:2: not readable as YAML: "),
         (b"a: *nowhere\n", "x.yaml:1: aliases are not supported"),

@@ -32,13 +32,7 @@ def facts_of(*operators: str, initializer_bytes: int, **facts: Any) -> ModelFact
     return ModelFacts(INTERFACE, {"": 17}, 8, dict.fromkeys(operators, 1), initializer_bytes, {}, **facts)
 
 
-CONVOLUTIONS = facts_of(
-    "Conv",
-    "Gemm",
-    "Relu",
-    f"{NCHWC_DOMAIN}.Conv",
-    initializer_bytes=100_000_000,
-)
+CONVOLUTIONS = facts_of("Conv", "Gemm", "Relu", f"{NCHWC_DOMAIN}.Conv", initializer_bytes=100_000_000)
 """A model to which everything can matter."""
 
 TRANSFORMER = facts_of("Attention", "MatMul", "SkipLayerNormalization", initializer_bytes=400_000_000)

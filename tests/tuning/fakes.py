@@ -111,10 +111,7 @@ CONVOLUTION_TABLE = Table(
 """The layout is in the graph, so prepacking matters little; what pays comes of pairs."""
 
 
-TABLES = {
-    "transformer": TRANSFORMER_TABLE,
-    "convolutions": CONVOLUTION_TABLE,
-}
+TABLES = {"transformer": TRANSFORMER_TABLE, "convolutions": CONVOLUTION_TABLE}
 
 
 @dataclass

@@ -82,11 +82,7 @@ def test_a_plan_that_failed_is_never_what_is_left():
     with pytest.raises(
         StageError, match=r"no plan except default ONNX Runtime runs\n  the base plan: SIGSEGV"
     ):
-        choose(
-            SPACE,
-            per_load(1),
-            dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials),
-        )
+        choose(SPACE, per_load(1), dataclasses.replace(found({DEFAULT: rounds(623, 22)}), trials=trials))
 
 
 def test_where_nothing_beats_the_default_what_keeps_the_limits_is_left():

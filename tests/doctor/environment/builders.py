@@ -17,9 +17,7 @@ RECORDINGS = tuple(sorted(file.stem for file in RECORDED.glob("*.json")))
 HOPPER = Gpu("NVIDIA H100", (9, 0), 80 * GB, "580.65.06", "13.0", "GPU-0")
 HEALTHY = Facts(
     wheels={"onnxruntime-gpu": "1.31.1"},
-    runtime=InstalledRuntime(
-        *("1.31.1", "onnxruntime-gpu", "13.0", "", f"{SITE}/onnxruntime", (CUDA, CPU)),
-    ),
+    runtime=InstalledRuntime(*("1.31.1", "onnxruntime-gpu", "13.0", "", f"{SITE}/onnxruntime", (CUDA, CPU))),
     providers={CUDA: None, CPU: None},
     gpus=(HOPPER,),
     hardware=Hardware("x86_64", "a processor", ("avx", "avx2", "avx512f", "fma"), 8, 64 * GB),

@@ -93,10 +93,7 @@ with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=5) as pool:
 @pytest.mark.runtime
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [
-        ("intra_op_num_threads = 4", "intra_op_num_threads"),
-        ("enable_mem_pattern = False", ""),
-    ],
+    [("intra_op_num_threads = 4", "intra_op_num_threads"), ("enable_mem_pattern = False", "")],
 )
 def test_an_application_that_asks_for_threads_has_them_and_is_warned(tmp_path, asked, said):
     script = f"""

@@ -277,13 +277,7 @@ LOADS_MODULES = [
 """All that `load` brings in beside what numpy and ONNX Runtime do; each takes 0.1 to 0.6 ms."""
 
 
-SLOW_MODULES = {
-    "dataclasses",
-    "hashlib",
-    "pathlib",
-    "threading",
-    "ortprep.options",
-}
+SLOW_MODULES = {"dataclasses", "hashlib", "pathlib", "threading", "ortprep.options"}
 """What would take a first load 0.7 to 4 ms each."""
 
 

@@ -16,12 +16,7 @@ from ortprep.children.availability import unavailable_reason
 from ortprep.errors import CacheError
 from ortprep.runtime.machine import memory
 from ortprep.runtime.machine.hardware import Gpu, read_gpus, read_hardware
-from ortprep.runtime.machine.memory import (
-    drop_file,
-    peak_rss_bytes,
-    prefetch_file,
-    private_bytes,
-)
+from ortprep.runtime.machine.memory import drop_file, peak_rss_bytes, prefetch_file, private_bytes
 from tests.fakes import is_interrupted
 
 pytestmark = pytest.mark.runtime

@@ -22,11 +22,7 @@ def compare(expected, got, tolerance=EXACT, **options):
     [
         (np.array([1], np.float32), np.array([1], np.float64), "element type: expected float32, got float64"),
         (np.array([1], np.int8), np.array([1], np.uint8), "element type: expected int8, got uint8"),
-        (
-            np.array([1], np.uint16),
-            np.array([1], np.uint16).view(BFLOAT16),
-            "got bfloat16",
-        ),
+        (np.array([1], np.uint16), np.array([1], np.uint16).view(BFLOAT16), "got bfloat16"),
         (np.array(["1"]), np.array([1]), "expected string"),
         (np.zeros((2, 3)), np.zeros((3, 2)), "shape: expected [2, 3], got [3, 2]"),
         (np.zeros((0, 3)), np.zeros((0, 2)), "shape"),

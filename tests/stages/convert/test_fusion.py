@@ -61,11 +61,7 @@ def answer(path):
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     tokens = np.random.default_rng(0).integers(0, 50, (2, 8))
     mask = np.array([[1] * 8, [0] * 3 + [1] * 5])
-    feeds = {
-        "input_ids": tokens,
-        "attention_mask": mask,
-        "token_type_ids": tokens % 2,
-    }
+    feeds = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": tokens % 2}
     feeds["unread"] = np.zeros(1, np.float32)
     return list(session.run(None, {one.name: feeds[one.name] for one in session.get_inputs()}))
 

@@ -97,11 +97,7 @@ CASES = [
     ("conv", models.conv_net(), {"image": RNG.random((2, 3, 16, 16), np.float32)}),
     ("matmul", models.matmul_net(), {"x": RNG.random((2, 64), np.float32)}),
     ("two inputs", models.two_inputs(), {name: RNG.random((2, 4), np.float32) for name in ("left", "right")}),
-    (
-        "embedding",
-        models.embedding(),
-        {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1, 0]])},
-    ),
+    ("embedding", models.embedding(), {"ids": np.array([[1, 2, 3]]), "mask": np.array([[1, 1, 0]])}),
     ("branches", models.if_net(size=5000), {"x": RNG.random((2, 5000), np.float32)}),
     ("loop", models.loop_net(), {"x": X4}),
     ("no inputs", models.zero_inputs(), {}),

@@ -140,11 +140,7 @@ def test_a_graph_comes_from_the_nearest_ancestor_that_changes_it():
 
 @pytest.mark.parametrize(
     "convert",
-    [
-        {},
-        {"precision": ["fp16", "int8"]},
-        {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}},
-    ],
+    [{}, {"precision": ["fp16", "int8"]}, {"fusion": {"model_type": "gpt2"}, "precision": {"cuda": "fp16"}}],
 )
 @pytest.mark.parametrize("targets", [("cpu",), ("cuda",), ("cuda", "cpu")])
 def test_tasks_come_after_those_they_require_the_source_first_and_the_bundle_last(convert, targets, tmp_path):

@@ -56,10 +56,7 @@ def test_of_thousands_of_unknown_names_the_first_are_told():
 @pytest.mark.attack
 @pytest.mark.parametrize(
     "inputs",
-    [
-        {"a": {"values": ["word"] * 100_000}},
-        {"a": {"shapes": [[1]] * 1000}, "b": {"shapes": [[2]] * 1000}},
-    ],
+    [{"a": {"values": ["word"] * 100_000}}, {"a": {"shapes": [[1]] * 1000}, "b": {"shapes": [[2]] * 1000}}],
 )
 def test_a_spec_and_a_model_of_a_megabyte_make_no_message_of_gigabytes(inputs):
     """A name of 300 KB was repeated for each of 200,000 values, a symbol of 1 MB for each of 1,000 shapes."""

@@ -95,12 +95,7 @@ def test_without_a_written_graph_that_holds_the_source_is_taken(build, nothing_w
     model = models.matmul_net(size=64)
     models.write_external_model(model, build.source / "model.onnx", location="parts/weights.bin")
     result = build.optimize(**shapes("x", 2, 64))
-    assert [attempt.step for attempt in result.attempts] == [
-        "all",
-        "extended",
-        "basic",
-        "source",
-    ]
+    assert [attempt.step for attempt in result.attempts] == ["all", "extended", "basic", "source"]
     assert [attempt.outcome for attempt in result.attempts] == ["refused"] * 3 + ["taken"]
     assert result.variant.session_options.graph_optimization_level == "ORT_ENABLE_ALL"
     assert build.files() == {"net_optimized.onnx", "parts/weights.bin"}

@@ -150,12 +150,7 @@ LEVELS = st.sampled_from(["all", "extended", "basic"])
 
 
 def test_the_whole_ladder_goes_from_everything_to_the_source():
-    assert [step.name for step in plan_steps("cpu", level="all")] == [
-        "all",
-        "extended",
-        "basic",
-        "source",
-    ]
+    assert [step.name for step in plan_steps("cpu", level="all")] == ["all", "extended", "basic", "source"]
 
 
 @given(level=LEVELS)
