@@ -86,7 +86,7 @@ def adopt_models(
         record = min(group, key=lambda one: one.path is None)
         use = merge_uses(group)
         sections, left_out = options_of(use, version=installed_onnxruntime() or NEWEST)
-        result, name, problem, samples = None, None, "", 0
+        is_written, name, problem, samples = False, None, "", 0
         try:
             model = _locate(record, records)
             if record.path is None:
@@ -98,28 +98,33 @@ def adopt_models(
                 samples = _keep_samples(chosen, folder / SAMPLES_FOLDER / name, force=force)
                 if samples:
                     sections["samples"] = f"{SAMPLES_FOLDER}/{name}/*.npz"
-                if convert is not None and samples >= MIN_AUTO_SAMPLES:
-                    sections["convert"] = convert
-                elif convert is not None:
-                    expected = f"expected at least {MIN_AUTO_SAMPLES} runs with arrays"
-                    left_out.append(f"precision: {expected}, got {samples}")
+                if convert is not None:
+                    _add_convert(convert, samples, sections, left_out)
+                observed = {name: one for name, one in use.inputs.items() if name in use.model.inputs}
                 result = init_spec(
-                    model,
-                    folder=folder,
-                    name=name,
-                    observed={name: one for name, one in use.inputs.items() if name in use.model.inputs},
-                    sections=sections,
-                    say=say,
+                    model, folder=folder, name=name, observed=observed, sections=sections, say=say
                 )
                 text = "\n".join([*_header(use, left_out), result.text])
                 replace(result, text=text).write(force=force)
+                is_written = True
                 problem = f"did not run: {result.question}" if result.question else ""
         except PipelineError as error:
-            result, name, problem = None, None, error.message
+            is_written, name, problem = False, None, error.message
         adopted.append(
-            AdoptedModel(_describe(record), use, name, result is not None, problem, tuple(left_out), samples)
+            AdoptedModel(_describe(record), use, name, is_written, problem, tuple(left_out), samples)
         )
     return tuple(adopted)
+
+
+def _add_convert(
+    convert: Mapping[str, Any], samples: int, sections: dict[str, Any], left_out: list[str]
+) -> None:
+    """Adds the section `convert`, or why there is none: too few samples to calibrate and to judge."""
+    if samples >= MIN_AUTO_SAMPLES:
+        sections["convert"] = convert
+    else:
+        expected = f"expected at least {MIN_AUTO_SAMPLES} runs with arrays"
+        left_out.append(f"precision: {expected}, got {samples}")
 
 
 def _group_records(processes: Sequence[ProcessRecord], records: Path) -> Collection[list[ModelRecord]]:
