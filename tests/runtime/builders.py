@@ -135,7 +135,10 @@ def entry(folder, path):
     file = folder / path
     size_bytes = file.stat().st_size
     return FileEntry(
-        path, size_bytes, digest_file(file), digest_blocks(file) if size_bytes > BLOCK_BYTES else ""
+        path,
+        size_bytes,
+        digest_file(file),
+        digest_blocks(file, threads=1) if size_bytes > BLOCK_BYTES else "",
     )
 
 

@@ -159,7 +159,7 @@ def run_task(task: Task, *, cache: DigestCache, say: Say, progress: Progress = l
             with nullcontext() if task.id.stage in MEASURING else working(on_wait=on_wait):
                 context = open_context(task, folder, say)
                 result = _run_stage(replace(context, key=key, progress=progress), task)
-            entries = describe_files(folder)
+            entries = describe_files(folder, with_blocks=False)
         receipt = TaskReceipt(
             schema_version=RECEIPT_VERSION,
             task=str(task.id),

@@ -297,16 +297,11 @@ def digest_bytes(data: bytes) -> str:
 
 
 def new_sha256(size_bytes: int) -> Any:
-    """Returns a SHA-256 for so many bytes.
-
-    OpenSSL's takes as long to load as Python's own for 500 kB, and `hashlib` loads BLAKE2 beside it, which
-    takes longer still.
-    """
-    own = ("_sha2" if sys.version_info >= (3, 12) else "_sha256", "sha256")
-    fast = (("_hashlib", "openssl_sha256"), ("hashlib", "sha256"))
-    for module, name in (own, *fast) if size_bytes <= _SMALL_BYTES else fast:
+    """Returns a SHA-256 for so many bytes: OpenSSL's takes as long to load as Python's own for 500 kB."""
+    own = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
+    for name in (own, "hashlib") if size_bytes <= _SMALL_BYTES else ("hashlib",):
         with contextlib.suppress(ImportError):
-            return getattr(__import__(module), name)()
+            return getattr(__import__(name), "sha256")()  # noqa: B009 - mypy does not know the first two
     raise ImportError("no SHA-256")
 
 

@@ -43,20 +43,21 @@ class FileDifference(NamedTuple):
         return f"{self.path}: {self.kind}: expected {self.expected}, got {self.got}"
 
 
-def describe_files(folder: Path) -> tuple[FileEntry, ...]:
-    """Returns the record of every file below `folder`, in order of path.
+def describe_files(folder: Path, *, with_blocks: bool = True) -> tuple[FileEntry, ...]:
+    """Returns the record of every file below `folder`, in order of path; as `describe_file`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = (path.relative_to(folder).as_posix() for path in files)
+    return tuple(describe_file(*file, with_blocks=with_blocks) for file in zip(files, names, strict=True))
+
+
+def describe_file(path: Path, name: str, *, with_blocks: bool = True) -> FileEntry:
+    """Returns the record of a file under a name, with the digest of its blocks if a load is to compare it.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: It cannot be read.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in files)
-
-
-def describe_file(path: Path, name: str) -> FileEntry:
-    """Returns the record of a file under a name; raises `OSError` if it cannot be read."""
     cache, size_bytes = DigestCache(), path.stat().st_size
-    blocks = cache.digest_blocks(path) if size_bytes > BLOCK_BYTES else ""
+    blocks = cache.digest_blocks(path) if with_blocks and size_bytes > BLOCK_BYTES else ""
     return FileEntry(name, size_bytes, cache.digest(path), blocks)
 
 

@@ -18,7 +18,6 @@ from ortprep.runtime.loading.opened_bundle import OpenedBundle, find_threads
 from ortprep.runtime.loading.session import onnxruntime_errors
 from ortprep.runtime.loading.sources import locate
 from ortprep.runtime.loading.variant_selection import needs_gpu, read_machine, select_variant
-from ortprep.runtime.machine.hardware import read_hardware
 from ortprep.runtime.tensors.arrays import BFLOAT16_TENSOR, run_session
 from ortprep.runtime.tensors.element_types import BFLOAT16, Array
 from ortprep.runtime.tensors.signatures import read_signature
@@ -82,7 +81,7 @@ def choose_target(root: Path, options: ModelLoadOptions, *, on_gpu: bool) -> str
     if not any(needs_gpu(variant.requirements) for variant in config.variants):
         return None
     criteria = LoadOptions(precision=options.precision)
-    variant = select_variant(config, criteria, read_machine(read_hardware(gpus=False))).variant
+    variant = select_variant(config, criteria, read_machine(gpus=False)).variant
     return None if variant is None else variant.name
 
 

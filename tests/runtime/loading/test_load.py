@@ -2,8 +2,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -309,23 +307,6 @@ def test_f4_a_file_of_several_blocks_is_compared_by_them(bundle, digests, field)
     edit_config(bundle, lambda data: data["variants"][0]["files"][1].update({field: f"sha256:{'0' * 64}"}))
     with pytest.raises(IntegrityError):
         load(bundle, digests="full") if field == "blocks" else check_bundle(bundle)
-
-
-def test_the_check_of_large_files_begins_before_onnxruntime_is_imported(bundle, tmp_path, monkeypatch):
-    monkeypatch.setenv("ORTPREP_CACHE_DIR", str(tmp_path / "new"))
-    make_large(bundle)
-    code = f"""
-import _thread, sys
-start = _thread.start_new_thread
-def start_and_say(*arguments):
-    print("onnxruntime" in sys.modules)
-    return start(*arguments)
-_thread.start_new_thread = start_and_say
-from ortprep.runtime import load
-load({str(bundle)!r})
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("False"), done.stdout
 
 
 def test_an_interrupt_is_not_kept_waiting_by_the_hashing(bundle, monkeypatch):

@@ -6,7 +6,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from ortprep.stages.package import shared_weights
+from ortprep.errors import ChildError
+from ortprep.stages.package import prepared_variants, shared_weights
 from ortprep.stages.package.prepared_variants import _place_files
 from ortprep.stages.package.shared_weights import SharingRequest, share_weights
 from tests import builders as models
@@ -79,3 +80,17 @@ def test_a_model_with_its_weights_inside_shares_none(tmp_path, others):
     onnx.save(onnx.load(products[0]), inside)
     assert share_weights(SharingRequest(inside, tuple(products[1:]), tmp_path / "new/net.onnx")) is None
     assert not (tmp_path / "new").exists()
+
+
+def test_a_child_that_dies_while_it_writes_costs_a_copy(tmp_path, monkeypatch):
+    def die(_function, request, **_):
+        request.written.parent.mkdir()
+        request.written.write_bytes(b"half")
+        raise ChildError("died")
+
+    monkeypatch.setattr(prepared_variants, "run_child", die)
+    bundle = tmp_path / "bundle"
+    write_product(bundle / "cpu/net.onnx", {"w0": FIRST})
+    own = write_product(tmp_path / "work/net.onnx", {"w0": FIRST})
+    _place_files(own, bundle, "portable")
+    np.testing.assert_array_equal(answer(bundle / "portable/net.onnx"), answer(own))

@@ -27,7 +27,7 @@ from ortprep.runtime.loading.opened_bundle import (
     make_session,
 )
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, recall, remember
-from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE
+from ortprep.runtime.loading.session import MODEL_CONFIG_VARIABLE, import_onnxruntime
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -184,7 +184,8 @@ def open_folder(folder: str, options: LoadOptions) -> OpenedBundle:
 
 
 def _open(root: str, options: LoadOptions) -> OpenedBundle:
-    """Opens a bundle as it was resolved before, or reads, selects and checks it; imports ONNX Runtime."""
+    """Opens a bundle as it was resolved before, or reads, selects and checks it."""
+    import_onnxruntime()
     if os.environ.get(MODEL_CONFIG_VARIABLE) == "1":
         from ortprep.errors import LoadError
 
@@ -203,7 +204,7 @@ def _open(root: str, options: LoadOptions) -> OpenedBundle:
     _report(resolved, options)
     if options.phases == "auto" and (resolved.first is None or not _pays(options)):
         options = options.replace(phases="steady")
-    with resolved.check or contextlib.nullcontext():
+    with resolved.comparison or contextlib.nullcontext():
         plan, session = make_session(resolved, options)
     if is_new:
         remember(resolved, options)

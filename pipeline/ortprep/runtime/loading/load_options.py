@@ -25,7 +25,7 @@ PRECISION_VARIABLE = "ORTPREP_PRECISION"
 """Precision of every load that does not name one: `fp32` turns all reduced precision off at once."""
 
 DIGESTS_VARIABLE = "ORTPREP_DIGESTS"
-"""Digest policy of every load that does not name one: `off` in an image that is named by its digest."""
+"""Digest policy of every load whose own is `changed`: `off` in an image that is named by its digest."""
 
 DIGEST_POLICIES = ("changed", "full", "off")
 DigestPolicy = Literal["changed", "full", "off"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ortprep import __version__
@@ -24,13 +25,13 @@ from ortprep.bundle.file_memory import (
 )
 from ortprep.bundle.session_record import ProviderRecord, SessionOptionsRecord, SessionPlan
 from ortprep.runtime.loading.load_options import Settings
-from ortprep.runtime.loading.session import CPU, CUDA, KNOWN_ATTRIBUTES, import_onnxruntime
+from ortprep.runtime.loading.session import CPU, CUDA, KNOWN_ATTRIBUTES
 from ortprep.runtime.machine.processor import read_cpuid
 
 if TYPE_CHECKING:
     from ortprep.bundle.loader_config import FirstPhase, LoaderConfig, Variant
     from ortprep.runtime.loading.load_options import LoadOptions
-    from ortprep.runtime.loading.variant_files import FileCheck
+    from ortprep.runtime.loading.variant_files import Comparison
 
 _RULES = 3
 """Counted up whenever something is refused that was not before."""
@@ -89,7 +90,7 @@ class ResolvedVariant(Settings):
         passed_over: Variants the bundle prefers to it, each with what this machine lacks for it.
         compute_capabilities: Compute capability per CUDA ordinal; None where no variant asks for one.
         config: The bundle's loader config, once it was read.
-        check: What is still being compared: no session may be given out before it ends.
+        comparison: What is still being compared: no session may be given out before it ends.
         is_settled: Whether every file would have shown, by its stamp, that it was written to since then.
     """
 
@@ -103,7 +104,7 @@ class ResolvedVariant(Settings):
     passed_over: tuple[tuple[str, tuple[str, ...]], ...]
     compute_capabilities: tuple[tuple[int, int], ...] | None
     config: LoaderConfig | None = None
-    check: FileCheck | None = None
+    comparison: Comparison | None = None
     is_settled: bool = False
 
     @property
@@ -128,12 +129,11 @@ _REMEMBERED = tuple(name for name in ResolvedVariant.__annotations__ if name not
 def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
     """Returns what was decided for the same bundle, request and machine; None if any of it changed."""
     loader = find_stamp(f"{root}/{LOADER_FILE}")
-    if not loader[1] or not _is_remembered(options):
+    key = _key(root, options)
+    if key is None or not loader[1]:
         return None
     content = read_entry(_entry(loader, options), max_bytes=_MAX_ENTRY_BYTES)
-    # Without an entry, files are hashed while ONNX Runtime is imported.
-    key = None if content is None else _key(root, options)
-    if content is None or key is None:
+    if content is None:
         return None
     try:
         remembered, values = ast.literal_eval(content.decode())
@@ -156,7 +156,7 @@ def recall(root: str, options: LoadOptions) -> ResolvedVariant | None:
 
 def remember(resolved: ResolvedVariant, options: LoadOptions) -> None:
     """Has `recall` return it from now on, unless a file changed so lately that it may do so again unseen."""
-    key = _key(resolved.root, options) if _is_remembered(options) else None
+    key = _key(resolved.root, options)
     is_same = find_stamp(f"{resolved.root}/{LOADER_FILE}") == resolved.loader
     plans = (resolved.steady, resolved.first or resolved.steady)
     if key is None or not is_same or not resolved.is_settled or not all(map(is_usual, plans)):
@@ -185,18 +185,15 @@ def _entry(loader: Stamp, options: LoadOptions) -> str | None:
     return entry_path(cache_folder("loads"), loader, selection)
 
 
-def _is_remembered(options: LoadOptions) -> bool:
-    """Returns whether a decision for such a load is remembered."""
-    named = (options.target or "any", options.precision)
-    return options.digests == "changed" and all(map(_is_plain_name, named))
-
-
 def _key(root: str, options: LoadOptions) -> tuple[Any, ...] | None:
-    """Returns all that a decision depends on beside the files; None if the processor is not known."""
+    """Returns all that a decision depends on beside the files; None if it is not to be remembered."""
+    named = (options.target or "any", options.precision)
+    if options.digests != "changed" or not all(map(_is_plain_name, named)):
+        return None
     machine = _read_machine()
     if machine is None:
         return None
-    onnxruntime = import_onnxruntime()
+    onnxruntime = sys.modules["onnxruntime"]
     software = (__version__, _RULES, onnxruntime.__version__, tuple(onnxruntime.get_available_providers()))
     return root, options.selection_key, software, machine
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ortprep.bundle.digest import DigestCache, digest_file
-from ortprep.bundle.file_memory import find_stamp, open_regular, read_digest
+from ortprep.bundle.file_memory import Stamp, find_stamp, open_regular
 from ortprep.bundle.loader_config import FileEntry, LoaderConfig, Variant, golden_of
 from ortprep.bundle.paths import is_safe_path, resolve_inside
 from ortprep.bundle.verification import (
@@ -48,128 +48,101 @@ def list_opened(config: LoaderConfig, variant: Variant, options: LoadOptions) ->
     return tuple(dict.fromkeys((*variant.files, *golden)))
 
 
-class FileCheck:
-    """A comparison of the files of a variant with their records, as the policy says.
+def check_files(
+    root: str,
+    config: LoaderConfig,
+    variant: Variant,
+    options: LoadOptions,
+    signed: tuple[FileEntry, ...] | None = None,
+) -> tuple[tuple[tuple[str, Stamp], ...], Comparison | None]:
+    """Compares the files of a variant with their records as the policy says.
 
-    Large files are compared in threads, from now on. With full digests none of the variant's own is: they are
-    hashed whenever a session is made.
-
-    Attributes:
-        stamps: Path and stamp of every file, as named and free of links, as it was before it was looked at.
+    With full digests they are the bundle's others: the variant's own are hashed whenever a session is made.
+    Returns path and stamp of every file, as named and free of links, as it was before it was looked at; and
+    what is still being compared.
 
     Args:
         root: The bundle's folder.
         config: The content of its `loader.json`.
-        variant: The variant.
+        variant: The variant that was selected.
         options: Digest policy, checks and deadline of the load.
+        signed: The files that were signed, which are all there may be; None where no signature is required.
 
     Raises:
-        IntegrityError: A path leaves the bundle.
+        BundleError: The bundle cannot be read.
+        IntegrityError: A path leaves the bundle, its two records contradict each other, a file is not as it
+            was recorded, or a model refers to data that the variant does not list.
+        LoadTimeoutError: The deadline passed.
+    """
+    entries = list_opened(config, variant, options)
+    paths = tuple(resolve_inside(root, entry.path) for entry in entries)
+    # As they are named too, so that a link that is led elsewhere shows.
+    named = (f"{root}/{entry.path}" for entry in entries)
+    stamps = tuple((path, find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
+    if options.digests == "full":
+        _check_others(root, entries, options.deadline, signed)
+        return stamps, None
+    comparison = None
+    if options.digests == "off":
+        # The disk is trusted with the bytes; but ONNX Runtime would wait for ever for a FIFO's writer.
+        differences: Iterable[FileDifference] = compare_kinds(root, entries)
+    else:
+        # One core is left to the thread that makes the session.
+        cache = DigestCache(threads=usable_cores() - 1, between_blocks=options.deadline.remaining_s)
+        # Those whose digests are known, as after a pull, need no thread.
+        large = [one for one in zip(paths, entries, strict=True) if one[1].size_bytes > _LARGE_BYTES]
+        later = tuple(one for path, one in large if cache.recall(path) != one.sha256)
+        if later:
+            comparison = Comparison(root, later, cache)
+        differences = compare_files(root, tuple(one for one in entries if one not in later), cache.digest)
+    raise_differences(root, tuple(differences))
+    check_external_data(root, variant, options.deadline)
+    return stamps, comparison
+
+
+class Comparison:
+    """A comparison of large files with their records, in threads of its own.
+
+    As a context manager it waits for its end, and takes part in it, after what the block does meanwhile.
     """
 
-    def __init__(self, root: str, config: LoaderConfig, variant: Variant, options: LoadOptions) -> None:
-        self._root, self._variant, self._options = root, variant, options
-        self._entries = list_opened(config, variant, options)
-        paths = tuple(resolve_inside(root, entry.path) for entry in self._entries)
-        # As they are named too, so that a link that is led elsewhere shows.
-        named = (f"{root}/{entry.path}" for entry in self._entries)
-        self.stamps = tuple((path, find_stamp(path)) for path in dict.fromkeys((*paths, *named)))
-        self._is_cancelled = False
-        # One core is left to the thread that makes the session.
-        threads, self._cache = usable_cores() - 1, None
-        if options.digests == "changed":
-            self._cache = DigestCache(threads=threads, between_blocks=self._go_on)
-        self._large = () if self._cache is None else self._find_large(self._cache)
+    def __init__(self, root: str, entries: tuple[FileEntry, ...], cache: DigestCache) -> None:
+        self._root, self._entries, self._cache = root, entries, cache
         # Whatever ends the thread early, files count as compared only where it says so.
         self._error: Exception | None = IntegrityError(f"files were not compared: {root}")
         self._running = _thread.allocate_lock()  # `threading` would take a millisecond to import
         self._running.acquire()
-        if not self._large:
-            self._compare_large()
-            return
         try:
-            _thread.start_new_thread(self._compare_large, ())
+            _thread.start_new_thread(self._compare, ())
         except RuntimeError:  # no more threads
-            self._compare_large()
+            self._compare()
 
-    def _find_large(self, cache: DigestCache) -> tuple[FileEntry, ...]:
-        """Returns the files that are hashed later; none whose digest is known, as after a pull."""
-        return tuple(
-            entry
-            for entry in self._entries
-            if entry.size_bytes > _LARGE_BYTES
-            and read_digest(find_stamp(f"{self._root}/{entry.path}"), cache.folder) != entry.sha256
-        )
-
-    def _compare_large(self) -> None:
+    def _compare(self) -> None:
         try:
-            if self._cache is not None:
-                digests = self._cache.digest, self._cache.digest_blocks
-                self._raise(compare_files(self._root, self._large, *digests))
+            digests = self._cache.digest, self._cache.digest_blocks
+            raise_differences(self._root, compare_files(self._root, self._entries, *digests))
             self._error = None
         except Exception as error:  # noqa: BLE001 - raised where the comparison is waited for
             self._error = error
         finally:
             self._running.release()
 
-    def compare_others(self, signed: tuple[FileEntry, ...] | None) -> None:
-        """Compares the other files, and looks at the model's references; large files meanwhile.
+    def __enter__(self) -> None:
+        """The block may end, in an error too, before the comparison does."""
 
-        Args:
-            signed: The files that were signed, which are all there may be; None where none need be.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits, unless the block was interrupted.
 
         Raises:
-            BundleError: The bundle cannot be read.
-            IntegrityError: The bundle's two records contradict each other, a file is not as it was recorded,
-                or a model refers to data that the variant does not list.
+            IntegrityError: A file is not as it was recorded, which says more than the error of a session.
             LoadTimeoutError: The deadline passed.
         """
-        options = self._options
-        if options.digests == "full":
-            _check_others(self._root, self._entries, options.deadline, signed)
+        if kind is not None and not issubclass(kind, Exception):
             return
-        if self._cache is None:
-            # The disk is trusted with the bytes; but ONNX Runtime would wait for ever for a FIFO's writer.
-            self._raise(compare_kinds(self._root, self._entries))
-        else:
-            others = tuple(entry for entry in self._entries if entry not in self._large)
-            self._raise(compare_files(self._root, others, self._cache.digest))
-        check_external_data(self._root, self._variant, options.deadline)
-
-    def wait(self) -> None:
-        """Waits for the comparison of the large files, and takes part in it.
-
-        Raises:
-            IntegrityError: A file is not as it was recorded.
-            LoadTimeoutError: The deadline passed.
-        """
-        if self._cache is not None:
-            self._cache.help()
+        self._cache.take_part()
         with self._running:
             if self._error is not None:
                 raise self._error
-
-    def cancel(self) -> None:
-        """Ends the comparison soon: nobody waits for it."""
-        self._is_cancelled = True
-
-    def __enter__(self) -> None:
-        """Makes a session meanwhile, in the block."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits for the end; what `wait` raises says more than an error of a damaged file's session."""
-        if kind is None or issubclass(kind, Exception):
-            self.wait()
-        else:  # an interrupt
-            self.cancel()
-
-    def _go_on(self) -> None:
-        if self._is_cancelled:
-            raise IntegrityError(f"files were not compared: {self._root}")
-        self._options.deadline.remaining_s()
-
-    def _raise(self, differences: Iterable[FileDifference]) -> None:
-        raise_differences(self._root, tuple(differences))
 
 
 def _check_others(

@@ -24,17 +24,15 @@ from ortprep.errors import IntegrityError, LoadError, NoVariantError
 from ortprep.runtime.loading.load_options import DIGEST_POLICIES, check_choice
 from ortprep.runtime.loading.resolved_variant import ResolvedVariant, is_usual, read_compute_capabilities
 from ortprep.runtime.loading.session import CPU, CUDA, import_onnxruntime, with_device
-from ortprep.runtime.loading.variant_files import FileCheck, check_external_data
+from ortprep.runtime.loading.variant_files import check_external_data, check_files
 from ortprep.runtime.loading.variant_selection import (
     FASTEST,
-    Machine,
     Selection,
     find_candidates,
     needs_gpu,
     read_machine,
     select_variant,
 )
-from ortprep.runtime.machine.hardware import read_hardware
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -67,8 +65,12 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
     check_choice("precision", options.precision, (FASTEST, *PRECISIONS))
     check_choice("digests", options.digests, DIGEST_POLICIES)
     uses_gpus = any(needs_gpu(variant.requirements) for variant in find_candidates(config, options))
-    selection, variant, check = _select(root, config, options, signed, gpus=uses_gpus)
-    settled = (loader, *(stamp for _, stamp in check.stamps))
+    selection = select_variant(config, options, read_machine(gpus=uses_gpus))
+    variant = selection.variant
+    if variant is None:
+        raise _nothing_fits(root, config, selection, options)
+    _check_options(root, variant)
+    files, comparison = check_files(root, config, variant, options, signed)
     return ResolvedVariant(
         root=root,
         loader=loader,
@@ -76,38 +78,13 @@ def resolve(root: str, options: LoadOptions) -> ResolvedVariant:
         name=variant.name,
         steady=plan_of(root, variant, "steady"),
         first=None if variant.first_phase is None else plan_of(root, variant, "first"),
-        files=check.stamps,
+        files=files,
         passed_over=tuple((passed.name, passed.reasons) for passed in selection.passed_over),
         compute_capabilities=read_compute_capabilities() if uses_gpus else None,
         config=config,
-        check=check,
-        is_settled=all(is_settled(stamp, began_ns) for stamp in settled),
+        comparison=comparison,
+        is_settled=all(is_settled(stamp, began_ns) for stamp in (loader, *(stamp for _, stamp in files))),
     )
-
-
-def _select(
-    root: str, config: LoaderConfig, options: LoadOptions, signed: tuple[FileEntry, ...] | None, *, gpus: bool
-) -> tuple[Selection, Variant, FileCheck]:
-    """Selects a variant and checks it; files of the likely one are hashed while ONNX Runtime is imported."""
-    hardware = read_hardware(gpus=gpus)
-    likely = select_variant(config, options, Machine(hardware, None)).variant
-    check = None if likely is None else FileCheck(root, config, likely, options)
-    try:
-        selection = select_variant(config, options, read_machine(hardware))
-        variant = selection.variant
-        if variant is None:
-            raise _nothing_fits(root, config, selection, options)
-        _check_options(root, variant)
-        if check is None or variant is not likely:
-            if check is not None:
-                check.cancel()
-            check = FileCheck(root, config, variant, options)
-        check.compare_others(signed)
-    except BaseException:
-        if check is not None:
-            check.cancel()
-        raise
-    return selection, variant, check
 
 
 def _require_source(folder: str, config: LoaderConfig, options: LoadOptions) -> None:

@@ -58,10 +58,10 @@ class Machine(NamedTuple):
     providers: Sequence[str] | None = None
 
 
-def read_machine(hardware: Hardware) -> Machine:
-    """Returns a machine with what ONNX Runtime offers here."""
+def read_machine(*, gpus: bool) -> Machine:
+    """Returns this machine; its GPUs are read if `gpus`."""
     onnxruntime = import_onnxruntime()
-    return Machine(hardware, onnxruntime.__version__, onnxruntime.get_available_providers())
+    return Machine(read_hardware(gpus=gpus), onnxruntime.__version__, onnxruntime.get_available_providers())
 
 
 def select_variant(config: LoaderConfig, options: LoadOptions, machine: Machine) -> Selection:
@@ -104,7 +104,7 @@ def find_lacks(needs: Requirements, machine: Machine, device_id: int) -> tuple[s
 
 def find_reasons_here(variant: Variant, *, device_id: int | None = None) -> tuple[str, ...]:
     """Returns everything this machine lacks for a variant; its GPUs are looked at only if it needs one."""
-    machine = read_machine(read_hardware(gpus=needs_gpu(variant.requirements)))
+    machine = read_machine(gpus=needs_gpu(variant.requirements))
     return find_reasons(variant, machine, device_id=device_id)
 
 

@@ -192,7 +192,7 @@ def _describe(model: Path, parent: Graph, *, name: str) -> FetchResult:
         SourceError: It is no model.
     """
     inspection = inspect_file(model, name=name)
-    files = list(describe_files(model.parent))
+    files = list(describe_files(model.parent, with_blocks=False))
     files.sort(key=lambda file: file.path != model.name)  # the model first
     source = dataclasses.replace(
         parent.description.source,

@@ -235,6 +235,7 @@ def _place_files(model: Path, bundle: Path, variant: str) -> tuple[FileEntry, ..
             request = SharingRequest(model, others, place)
             shared = run_child(share_weights, request, timeout_s=_TIMEOUT_S).value
     if shared is None:
+        place.unlink(missing_ok=True)  # what a child that was killed has written
         share_model(model, place)
     else:
         link_or_copy(shared, place.with_name(shared.name))
