@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ortprep
+from ortprep.bundle import digest
 from ortprep.bundle.digest import DigestCache, digest_file
 from ortprep.errors import BundleError, IntegrityError, SignatureError
 from ortprep.registry import sources
@@ -48,6 +49,16 @@ def change_weights(path):
     path.write_bytes(weights_of(9).tobytes())
     wait_for_a_tick(path)
     DigestCache().record(path, digest)
+
+
+def test_a_load_hashes_nothing_of_what_was_pulled(signed, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("hashed again")
+
+    monkeypatch.setattr(digest, "_digest_open", refuse)
+    monkeypatch.setattr(digest, "BlockDigest", refuse)
+    (answer,) = load(signed).run(None, {"x": sample()})
+    np.testing.assert_allclose(answer, sample() @ weights_of(0), rtol=1e-5)
 
 
 def test_what_was_signed_loads(signed, key):

@@ -134,12 +134,8 @@ def _write_variant(folder, name, needs, options, seed):
 def entry(folder, path):
     file = folder / path
     size_bytes = file.stat().st_size
-    return FileEntry(
-        path,
-        size_bytes,
-        digest_file(file),
-        digest_blocks(file, threads=1) if size_bytes > BLOCK_BYTES else "",
-    )
+    blocks = digest_blocks(file, threads=1) if size_bytes > BLOCK_BYTES else ""
+    return FileEntry(path, size_bytes, digest_file(file), blocks)
 
 
 def write_record(folder):
