@@ -28,6 +28,7 @@ from ortprep.bundle.file_memory import (
     is_settled,
     read_stamp,
     require_cache_folder,
+    write_entry,
 )
 from ortprep.bundle.paths import is_safe_name, is_safe_path, resolve_inside
 from ortprep.errors import CacheError, IntegrityError
@@ -154,6 +155,19 @@ def test_a_file_that_shrinks_while_its_blocks_are_hashed_is_an_error(file, monke
     monkeypatch.setattr(digest_module, "BLOCK_BYTES", 2)
     with pytest.raises(OSError, match="fewer bytes"):
         digest_blocks(file, threads=1, between_blocks=lambda: os.truncate(file, 3))
+
+
+def test_an_interrupt_that_comes_when_an_entry_is_in_place_is_not_lost(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def replace_and_interrupt(*paths):
+        replace(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_entry(str(tmp_path / "entry"), b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
 def test_hard_links_share_an_entry(cache, file):

@@ -269,7 +269,8 @@ def write_entry(path: str | None, content: bytes) -> None:
             file.write(content)
         os.replace(temporary, path)
     except BaseException:  # an interrupt, too, must leave no temporary file
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # it came after the rename
+            os.unlink(temporary)
         raise
 
 
