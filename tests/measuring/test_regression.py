@@ -184,6 +184,12 @@ def test_a_new_variant_fails_only_if_it_answers_wrongly(old, added):
     assert comparison.outcome == ("ok" if error <= 1 else "regression")
 
 
+def test_of_a_new_variant_what_is_counted_is_shown():
+    added = variant("added", measurements=(*measured(), *measured(cache="cold")))
+    _, new = compare(manifest(variant()), manifest(variant(), added)).variants
+    assert [(one.figure, one.cache) for one in new.changes] == [("size", ""), ("verification", "")]
+
+
 @pytest.mark.parametrize("figure", FIELDS)
 def test_a_vanished_figure_fails(figure):
     lost = None if figure == "gpu" else exactly(math.nan)

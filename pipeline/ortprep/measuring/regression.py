@@ -175,20 +175,20 @@ def _miss(was: _Snapshot, *, partial: bool) -> VariantComparison:
 def _compare_variant(was: _Snapshot | None, now: _Snapshot, limits: RegressionLimits) -> VariantComparison:
     """Compares a variant with its counterpart; a new one fails if it answers wrongly."""
     hardware: tuple[str, ...] = ()
-    old, new, remarks = {}, _read_figures(now, ""), ["it is new"]
+    old, new, remarks = {}, _read_figures(now), ["it is new"]
     alike = {"": True}
     if was is not None:
         hardware = _list_differences(was.hardware, now.hardware)
-        deciding = _deciding(was.record, now.record)
-        old, new = _read_figures(was, deciding), _read_figures(now, deciding)
-        for cache in (deciding, "cold"):
+        caches = (_deciding(was.record, now.record), "cold")
+        old, new = _read_figures(was, *caches), _read_figures(now, *caches)
+        for cache in caches:
             alike[cache] = not hardware and _has_same_shapes(was.record, now.record, cache)
         known = was.hardware or now.hardware
         remarks = [] if known else ["neither says on which hardware it was measured"]
         remarks += [] if hardware else _controls(was.record, now.record, limits)
     changes = []
     for name, cache in dict.fromkeys((*old, *new)):
-        pair, is_comparable = (old.get((name, cache)), new.get((name, cache))), alike.get(cache, True)
+        pair, is_comparable = (old.get((name, cache)), new.get((name, cache))), alike[cache]
         changes.append(compare_figure(name, *pair, limits, cache=cache, is_comparable=is_comparable))
     regressions = (*(str(one) for one in changes if one.verdict == "regression"), *_losses(changes))
     unlike = tuple(_incomparable(changes, hardware))
@@ -221,17 +221,15 @@ def _read(record: VariantRecord, cache: str, plan: str) -> dict[str, Samples]:
     return {name: one for name, one in found.items() if one is not None and 0 <= one.median < math.inf}
 
 
-def _read_figures(one: _Snapshot, deciding: str) -> dict[tuple[str, str], Samples]:
-    """Returns the figures of what a variant ships, by name and page cache; "" for what is counted.
+def _read_figures(one: _Snapshot, *caches: str) -> dict[tuple[str, str], Samples]:
+    """Returns the figures of what a variant ships, by name and page cache: those measured with `caches`.
 
-    Measured are what decided what ships, and processes with a cold cache; counted are the size of its files
-    in MB, and its largest error in units of the tolerance.
+    Those that are counted have the cache "": the size of its files in MB, and its largest error in units of
+    the tolerance.
     """
     plan = shipped_plan(one.record)
     figures = {
-        (name, cache): samples
-        for cache in (deciding, "cold")
-        for name, samples in _read(one.record, cache, plan).items()
+        (name, cache): samples for cache in caches for name, samples in _read(one.record, cache, plan).items()
     }
     # Where the portable variant was faster, its files are all there is.
     size_bytes = one.sizes.get(PORTABLE if plan == PORTABLE else one.record.name)
