@@ -271,7 +271,7 @@ def test_figures_of_different_hardware_are_not_compared(changed):
     assert compare(manifest(variant()), answers_wrongly).outcome == "regression", "on any hardware"
     pair = manifest(variant()), manifest(slow, hardware=HERE | changed)
     comparison = compare(*pair)
-    assert comparison.outcome == "incomparable"
+    assert comparison.outcome == "not comparable"
     assert "different hardware" in comparison.variants[0].failures[0]
     assert verdicts(comparison) == dict.fromkeys(MEASURED, "not comparable") | {
         "size": "within the limit",
@@ -281,7 +281,7 @@ def test_figures_of_different_hardware_are_not_compared(changed):
 
 def test_the_gpu_matters_for_what_runs_on_it_alone():
     gpus = [[{"name": name, "compute_capability": [9, 0]}] for name in ("H100", "H200")]
-    for target, outcome in (("cpu", "ok"), ("cuda", "incomparable")):
+    for target, outcome in (("cpu", "ok"), ("cuda", "not comparable")):
         pair = [manifest(variant(target, target=target), hardware=HERE | {"gpus": gpu}) for gpu in gpus]
         assert compare(*pair).outcome == outcome
 
@@ -290,14 +290,14 @@ def test_the_gpu_matters_for_what_runs_on_it_alone():
 def test_hardware_that_was_not_recorded_is_not_the_same_hardware(unknown):
     recorded = manifest(variant("cuda", target="cuda"))
     assert compare(recorded, manifest(variant("cuda", target="cuda"), hardware=unknown)).outcome == (
-        "incomparable"
+        "not comparable"
     )
 
 
 def test_figures_of_different_inputs_are_not_compared():
     larger = variant(measurements=measured(shapes="x=[8,3]"))
     comparison = compare(manifest(variant()), manifest(larger))
-    assert comparison.outcome == "incomparable"
+    assert comparison.outcome == "not comparable"
     assert "inputs of different shapes" in comparison.variants[0].failures[0]
 
 

@@ -25,10 +25,10 @@ from ortprep.measuring.shipped import (
     worst_error,
 )
 
-Outcome: TypeAlias = Literal["ok", "incomparable", "regression"]
+Outcome: TypeAlias = Literal["ok", "not comparable", "regression"]
 """Nothing became worse; nothing that could be compared did; something did."""
 
-_OUTCOMES: tuple[Outcome, ...] = ("ok", "incomparable", "regression")
+_OUTCOMES: tuple[Outcome, ...] = ("ok", "not comparable", "regression")
 _CONTROLS = ("ready", "init", "first-result", "steady")
 
 _HARDWARE = {
@@ -191,12 +191,12 @@ def _compare_variant(was: _Snapshot | None, now: _Snapshot, limits: RegressionLi
         pair, is_comparable = (old.get((name, cache)), new.get((name, cache))), alike[cache]
         changes.append(compare_figure(name, *pair, limits, cache=cache, is_comparable=is_comparable))
     regressions = (*(str(one) for one in changes if one.verdict == "regression"), *_losses(changes))
-    unlike = tuple(_incomparable(changes, hardware))
+    unlike = tuple(_why_not_comparable(changes, hardware))
     return VariantComparison(
         old=None if was is None else was.name,
         new=now.name,
         target=now.record.target,
-        outcome="regression" if regressions else "incomparable" if unlike else "ok",
+        outcome="regression" if regressions else "not comparable" if unlike else "ok",
         failures=(*regressions, *unlike),
         changes=tuple(changes),
         hardware=hardware,
@@ -247,7 +247,7 @@ def _losses(changes: Sequence[Change]) -> Iterator[str]:
         yield f"missing{f', {cache} cache' if cache else ''}: {names}"
 
 
-def _incomparable(changes: Sequence[Change], hardware: Sequence[str]) -> Iterator[str]:
+def _why_not_comparable(changes: Sequence[Change], hardware: Sequence[str]) -> Iterator[str]:
     if any(change.verdict == "not comparable" for change in changes):
         different = f"on different hardware: {'; '.join(hardware)}"
         where = different if hardware else "with inputs of different shapes"
