@@ -16,8 +16,6 @@ from ortprep.errors import AccessDeniedError, RegistryError
 from ortprep.spec.urls import redact_url
 from ortprep.transport import http_answers
 from ortprep.transport.http_answers import (
-    ANSWER_TIMEOUT_S,
-    BLOCK_TIMEOUT_S,
     MAX_ERROR_BYTES,
     MAX_REDIRECTS,
     check_http_url,
@@ -139,7 +137,8 @@ class HttpClient(ABC):
         """Uploads a file as the body of one request, and returns the answer, which is read; as `open`."""
         with source.open("rb", buffering=0) as file:
             size_bytes = source.stat().st_size
-            limit_s = ANSWER_TIMEOUT_S + BLOCK_TIMEOUT_S * size_bytes / BLOCK_BYTES
+            blocks = size_bytes / BLOCK_BYTES
+            limit_s = http_answers.ANSWER_TIMEOUT_S + http_answers.BLOCK_TIMEOUT_S * blocks
             data = file if size_bytes else b""  # of an empty file requests would not send the length
             options: dict[str, Any] = {"headers": OCTETS, "data": data, "limit_s": limit_s}
             return self.ask("PUT", url, doing, expected=expected, **options)[0]

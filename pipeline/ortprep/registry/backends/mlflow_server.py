@@ -31,12 +31,7 @@ from ortprep.errors import (
 from ortprep.registry.backend import check_listing
 from ortprep.registry.backends.http_client import ANY_STATUS, OCTETS, HttpClient
 from ortprep.spec.urls import redact_url
-from ortprep.transport.http_answers import (
-    ANSWER_TIMEOUT_S,
-    open_file,
-    read_body,
-    read_refusal,
-)
+from ortprep.transport.http_answers import ANSWER_TIMEOUT_S, open_file, read_body, read_refusal
 from ortprep.transport.transfer import Download, check_copied, with_retries
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
