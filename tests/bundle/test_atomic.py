@@ -118,7 +118,7 @@ def test_a_folder_that_another_process_takes_for_a_leftover_replaces_nothing(tmp
         (folder / "a").write_text("old")
     with pytest.raises(FileNotFoundError), new_folder(destination) as folder:  # noqa: PT012
         (folder / "a").write_text("new")
-        remove_stale_temporaries(destination, older_s=3600)
+        remove_stale_temporaries(destination, min_age_s=3600)
         assert (folder / "a").exists()
         remove_stale_temporaries(destination)
     assert (destination / "a").read_text() == "old"

@@ -145,17 +145,17 @@ def _exchange(left: Path, right: Path) -> None:
     _remove_tree(aside)
 
 
-def remove_stale_temporaries(path: Path, *, older_s: float = 0.0) -> None:
+def remove_stale_temporaries(path: Path, *, min_age_s: float = 0.0) -> None:
     """Removes what killed writers of `path` left behind; call it under that path's lock.
 
-    Without a lock, `older_s` has to be longer than any writer takes. Should one be at work all the same, it
-    fails when it puts its folder in place: a folder has another name before the first file of it is removed.
+    Without a lock, `min_age_s` has to be longer than any writer takes. A writer that takes longer still fails
+    when it puts its folder in place: the folder is renamed before its first file is removed.
     """
     import glob  # a load imports this module
 
     for leftover in path.parent.glob(f"{TEMP_PREFIX}{glob.escape(path.name)}~{'[0-9a-f]' * 16}"):
         with suppress(FileNotFoundError):  # another process removes it, or has put it in place
-            if older_s and time.time() - leftover.lstat().st_mtime < older_s:
+            if min_age_s and time.time() - leftover.lstat().st_mtime < min_age_s:
                 continue
             moved = leftover.rename(_unused_name(path))
             if moved.is_dir():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortprep.bundle.file_lock import FileLock
@@ -27,7 +26,7 @@ _ABANDONED_S = 60.0
 def scratch_folder(prefix: str, place: str | None = None) -> Iterator[Path]:
     """Yields a new folder of this user's, and removes it even if a signal handler raises at any line.
 
-    Those that killed processes left there are removed, too: nobody has them locked.
+    Folders of the same prefix that killed processes left behind are removed, too: no process has them locked.
 
     `tempfile.TemporaryDirectory` leaves its folder behind if that happens between the folder's creation and
     the block, or during the removal. Here the name is known before the folder is made, and an interrupted
@@ -50,7 +49,7 @@ def scratch_folder(prefix: str, place: str | None = None) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700)
         with FileLock(folder, os.O_DIRECTORY) as lock:
-            with contextlib.suppress(OSError):  # a file system without locks, where nothing is removed either
+            with suppress(OSError):  # a file system without locks, where nothing is removed either
                 lock.acquire()
             yield folder
     finally:
@@ -84,8 +83,9 @@ def _is_safe(place: str) -> bool:
 
 
 def _remove_abandoned(place: str, prefix: str) -> None:
+    """Removes this user's folders of a prefix that no process has locked."""
     for folder in Path(place).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = folder.lstat()
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _ABANDONED_S:
                 continue  # it may not be locked yet

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -58,8 +58,8 @@ MAX_BYTES_VARIABLE, TIMEOUT_VARIABLE = "ORTPREP_MAX_PULL_BYTES", "ORTPREP_PULL_T
 DEFAULT_MAX_BYTES = 2**40
 DEFAULT_TIMEOUT_S = 6 * 3600
 _LOCK_POLL_INTERVAL_S = 0.05
-_ABANDONED_TIMES = 4
-"""Without locks, unfinished work is abandoned that is so many times as old as a pull may be."""
+_ABANDONED_TIMEOUTS = 4
+"""Age, in timeouts of a pull, at which unfinished work is removed where there are no locks."""
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,11 @@ def pull_cached(
 ) -> PullResult:
     """Pulls a part into the cache, unless it is there; takes and raises what `pull` does, `out` apart.
 
-    A signature is verified, and whoever makes a session hashes its files: remembered digests do until then.
+    A signature is verified, but cached digests of the files are believed: what creates a session hashes them
+    again where that is required.
 
-    Of a registry that cannot be reached, or does not have the version now, as a folder that is not mounted, a
-    version is enough that was pulled before and is named by its digest.
+    While the registry cannot be reached, or does not have the version (a folder that is not mounted), a
+    version that the reference names by its digest is taken from the cache.
 
     Raises:
         CacheError: The cache cannot be made, or others could change what is in it.
@@ -238,11 +239,11 @@ def _pull_part(
         with _locked(out.absolute()) as is_alone:
             if is_there():
                 return _describe(out, version.digest, part)
-            limit_s = _ABANDONED_TIMES * read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
-            remove_stale_temporaries(out.absolute(), older_s=0.0 if is_alone else limit_s)
-            kept = [entry for entry in _first_of_each(part).values() if _is_kept(out, entry, digest)]
-            missing = {*_first_of_each(part).values()} - {*kept}
-            fetched_bytes = sum(entry.size_bytes for entry in missing)
+            limit_s = _ABANDONED_TIMEOUTS * read_limit(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+            remove_stale_temporaries(out.absolute(), min_age_s=0.0 if is_alone else limit_s)
+            files = frozenset(_first_of_each(part).values())
+            kept = frozenset(entry for entry in files if _is_kept(out, entry, digest))
+            fetched_bytes = sum(entry.size_bytes for entry in files - kept)
             progress = Progress("download", fetched_bytes, observer)
             _put_together(receipt, part, catalogue, out, kept, progress, request.public_key)
     except OSError as error:
@@ -317,7 +318,7 @@ def _put_together(
     part: Part,
     catalogue: Catalogue,
     out: Path,
-    kept: Collection[FileEntry],
+    kept: Set[FileEntry],
     progress: Progress,
     public_key: Path | None,
 ) -> None:
