@@ -80,7 +80,7 @@ class FileLock:
             os.close(descriptor)
 
     forget = close
-    __del__ = close  # for who is interrupted before closing it
+    __del__ = close  # if an interrupt comes before it is closed
 
     def __enter__(self) -> Self:
         return self

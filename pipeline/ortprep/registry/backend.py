@@ -126,7 +126,7 @@ class Backend(Protocol):
         """Stores a document under a name; a document that is there already is refreshed."""
 
     def put_label(self, model: str, label: str, data: bytes) -> None:  # noqa: ARG002
-        """Has other tools find a version by its label, in a registry that they read; nothing elsewhere."""
+        """Sets the tag by which other tools find a version; a registry without such tags does nothing."""
         return
 
     def delete_version(self, model: str, name: str) -> None:

@@ -75,8 +75,8 @@ class Catalogue:
     def read_state(self, model: str, named: str | None = None) -> ModelState:
         """Reads which versions a model has now and what names them.
 
-        Of a model that has any of that name, only the versions `named` so are read: by an alias, a label or a
-        whole digest.
+        Where an alias, a label or a whole digest is `named`, only the versions of that name are read; all of
+        them if none has it.
         """
         refs, pointers = self.list_refs(model, Kind.VERSION), self.list_refs(model, Kind.ALIAS)
         if named is not None:

@@ -271,7 +271,7 @@ def build_manifest(kind: str, layers: Iterable[Mapping[str, Any]], **fields: obj
 
 
 def build_signature(part: Part, data: bytes) -> bytes:
-    """Returns the document of a signature, which is JSON, of a part, in OCI 1.1's terms."""
+    """Returns the document of a signature, which is text, of a part, in OCI 1.1's terms."""
     subject = describe_content(MANIFEST, part.digest, len(part.data))
     return build_manifest(SIGNATURE_TYPE, [], subject=subject, annotations={_RECORD: data.decode()})
 

@@ -57,9 +57,9 @@ def promote(
     Raises:
         NotPublishedError: There is no such version.
         SignatureError: A part of it is not signed as the gate demands.
-        RegistryError: It does not pass; every objection is named.
         ConflictError: The alias is a label, or somebody else moves it.
-        RegistryError: The registry failed, or the alias has no good name.
+        RegistryError: It does not pass (every objection is named), the registry failed, or the alias has an
+            invalid name.
     """
     gate = gate or PromotionGate()
     check_alias_name(alias)

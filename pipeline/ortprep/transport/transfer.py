@@ -1,7 +1,7 @@
 """The one way in which files move: bounded, hashed on the way, and tried again.
 
-Registries open a file at an offset. After a cut it goes on where it was: its digest shows whether the halves
-fit.
+Registries open a file at an offset, so a download that was cut continues there. The digest of the whole shows
+whether the parts fit.
 """
 
 from __future__ import annotations
@@ -220,14 +220,14 @@ def download(
     attempts: int = ATTEMPTS,
     progress: Report = ignore,
 ) -> None:
-    """Copies a file to `path`; after a cut, its own or an earlier process's, it goes on where it was.
+    """Copies a file to `path`; what is there already, and what came before a cut, is not fetched again.
 
     Args:
         open_at: Opens the file.
         path: The file to be, or the beginning of it.
         expected: Size and digest of the whole.
         attempts: Number of tries in a row that may bring no block.
-        progress: Takes the number of bytes that came, those of an earlier process too, or that were lost.
+        progress: Takes the number of bytes that came or were there already; a negative one for lost bytes.
 
     Raises:
         RegistryUnavailableError: The source did not answer, or broke off, several times in a row.

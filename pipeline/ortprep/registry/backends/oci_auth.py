@@ -71,10 +71,10 @@ class OciClient(HttpClient):
         return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
 
     def refuse(self, response: requests.Response, refusal: Mapping[str, Any], doing: str) -> RegistryError:
-        """Returns the error that an answer stands for: one of the registry's own haste may be tried again."""
+        """Returns the error that an answer stands for; a push that met another one may be tried again."""
         error = super().refuse(response, refusal, doing)
-        is_hasty = response.status_code == 400 and self.read_reason(refusal) == _HALF_WRITTEN
-        return RegistryUnavailableError(error.message) if is_hasty else error
+        is_race = response.status_code == 400 and self.read_reason(refusal) == _HALF_WRITTEN
+        return RegistryUnavailableError(error.message) if is_race else error
 
     def _answer_challenge(self, response: requests.Response, **options: Any) -> requests.Response:
         """Sends a refused request once more, with other credentials."""
