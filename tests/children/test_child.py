@@ -239,6 +239,16 @@ def test_a_program_gets_its_arguments_its_environment_and_the_usual_signals(tmp_
     assert process.returncode == 0
 
 
+def test_no_library_is_opened_between_fork_and_program(tmp_path, monkeypatch):
+    # The loader's state may be half changed there, by another thread that opened a library at the fork.
+    monkeypatch.setattr("ctypes.CDLL", None)
+    with (tmp_path / "out").open("wb") as out:
+        options = {"environment": dict(os.environ), "stdout": out, "stderr": out}
+        process = start_program(["true"], folder=tmp_path, **options)
+        assert not wait_for_end(process, 60)
+    assert process.returncode == 0
+
+
 def test_a_program_that_is_not_there_is_an_error(tmp_path):
     with (tmp_path / "out").open("wb") as out:
         options = {"environment": dict(os.environ), "stdout": out, "stderr": out}

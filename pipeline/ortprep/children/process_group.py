@@ -19,6 +19,9 @@ from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 
+# Looked up here: a child that was forked while another thread opened a library cannot open one itself.
+_prctl = ctypes.CDLL(None).prctl
+
 _LONGEST_WAIT_MS = 2**31 - 1
 """What `poll` takes at most, in milliseconds: 24 days."""
 
@@ -29,9 +32,9 @@ def end_with_parent(parent: int) -> None:
     Args:
         parent: The parent's number; this process exits if that has ended already.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        raise SystemExit("the process that asked for this work is gone")
+        os._exit(1)  # nobody is left to tell, and a fork must not run what its parent does when it exits
 
 
 def start_program(
@@ -62,7 +65,7 @@ def start_program(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        # It takes no lock that another thread may hold.
+        # It takes no lock that another thread may hold: it opens no library and imports nothing.
         preexec_fn=functools.partial(end_with_parent, os.getpid()),
     )
 
