@@ -12,7 +12,7 @@ from statistics import median
 
 from ortprep.children.probe import ProbeResult
 from ortprep.errors import PipelineError, StageError
-from ortprep.measuring.comparison import MIN_ROUNDS, is_below, paired_ratio
+from ortprep.measuring.comparison import is_below, paired_ratio
 from ortprep.tuning.objective import (
     Finals,
     Objective,
@@ -58,7 +58,7 @@ def find_first(finals: Finals, second: PlanChoice, objective: Objective) -> Plan
     """Returns the plan that serves until `second` is ready: `second` itself if no other is worth it.
 
     It is loaded from the same files and ready sooner beyond the noise, both sessions together keep the memory
-    limit, and both cost a job no more than either alone. `second` has `MIN_ROUNDS` rounds at least.
+    limit, and both cost a job no more than either alone.
     """
     others = [choice for choice in finals if _may_serve_before(finals, choice, second, objective)]
     for first in find_soonest(finals, others)[:1]:
@@ -150,9 +150,8 @@ def choose(space: Space, objective: Objective, found: PlanSearchResult) -> PlanS
     Raises:
         StageError: No plan but the default runs, or none keeps the limits.
     """
-    finals = {choice: figures for choice, figures in found.finals.items() if len(figures) >= MIN_ROUNDS}
-    baseline = finals.get(found.baseline, ())
-    compared = {choice: figures for choice, figures in finals.items() if choice != DEFAULT}
+    baseline = found.finals.get(found.baseline, ())
+    compared = {choice: figures for choice, figures in found.finals.items() if choice != DEFAULT}
     allowed = {c: f for c, f in compared.items() if not objective.violations(f)}
     if not allowed:
         best = _find_untested(space, objective, found, compared)

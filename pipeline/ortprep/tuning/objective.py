@@ -45,7 +45,8 @@ class PlanSearchResult:
 
     Attributes:
         trials: Every plan that was tried, in order.
-        finals: Figures of the last comparison, the baseline's included. A plan that failed is absent.
+        finals: Figures of the last comparison, of three rounds at least, the baseline's included. A plan that
+            failed is absent.
         elapsed_s: Seconds that the search took.
     """
 
@@ -114,8 +115,8 @@ def _median_private_mb(figures: Sequence[ProbeResult]) -> float:
 
 
 def ratio(figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader) -> float:
-    """Returns the ratio of a figure of two plans in their common rounds."""
-    return paired_ratio(*_values(figures, others, read))
+    """Returns the ratio of a figure of two plans, by pairs of the same rounds."""
+    return paired_ratio(_values(figures, read), _values(others, read))
 
 
 def is_less(
@@ -125,15 +126,12 @@ def is_less(
     *,
     min_gain: float = 0.0,
 ) -> bool:
-    """Says whether a figure of one plan is smaller beyond the noise, in their common rounds.
+    """Says whether a figure of one plan is smaller beyond the noise, by pairs of the same rounds.
 
     `min_gain` is the share that it has to be smaller by at least.
     """
-    return is_below(*_values(figures, others, read), min_gain=min_gain)
+    return is_below(_values(figures, read), _values(others, read), min_gain=min_gain)
 
 
-def _values(
-    figures: Sequence[ProbeResult], others: Sequence[ProbeResult], read: Reader
-) -> tuple[list[float], list[float]]:
-    rounds = min(len(figures), len(others))
-    return [read(one) for one in figures[:rounds]], [read(one) for one in others[:rounds]]
+def _values(figures: Sequence[ProbeResult], read: Reader) -> list[float]:
+    return [read(one) for one in figures]

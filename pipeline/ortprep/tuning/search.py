@@ -3,7 +3,7 @@
 1. Default ONNX Runtime, the base, and the base without prepacking, which is often the best first phase.
 2. Every form of the files with every kind of prepacking: these two decide most of what a plan costs.
 3. Every single change of the best plan so far, again and again until none gains more than half the noise.
-4. The best plans again, in pairs (`ortprep.tuning.final`).
+4. The best plans again, all in every round; `ortprep.tuning.final` chooses one of them.
 
 Plans of one batch race: every round measures the baseline (the default) and each plan once, in a changing
 order; a plan far behind after its first round is dropped.
@@ -245,13 +245,13 @@ class _Search:
         plan_s = MIN_ROUNDS * self._process_s()
         affordable = max(self._left_s(), 0.0) / max(plan_s, 1e-9) - 1
         plans = list(entrants)[: max(3, int(min(len(entrants), affordable)))]
-        count = len({self._baseline, *plans})
-        self._effects.say(f"{len(trials)} plans tried; comparing {count} of them again")
+        compared = list(dict.fromkeys((self._baseline, *plans)))
+        self._effects.say(f"{len(trials)} plans tried; comparing {len(compared)} of them again")
         return run_interleaved(
-            list(dict.fromkeys((self._baseline, *plans))),
+            compared,
             lambda choice: measure_with_retry(self._measure, choice),
             max_rounds=self._objective.rounds,
-            budget_s=self._left_s() - count * self._process_s(),
+            budget_s=self._left_s() - len(compared) * self._process_s(),
             clock=self._effects.clock,
         ).rounds
 

@@ -110,7 +110,7 @@ def _objection(
         return f"exceeds its limits: {'; '.join(limits)}"
     if first is not None and is_less(default, candidate, objective.cost_ms, min_gain=MIN_GAIN):
         return "costs more for a job that does not load it in two phases"
-    costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=False)]
+    costs = [objective.pair_cost_ms(*pair) for pair in zip(first or candidate, candidate, strict=True)]
     if is_below(costs, [objective.cost_ms(run) for run in default], min_gain=MIN_GAIN):
         return None
     if not is_less(first or candidate, default, ready_ms, min_gain=MIN_GAIN):
