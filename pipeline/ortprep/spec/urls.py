@@ -62,10 +62,7 @@ def parse_hub_url(url: str) -> HubAddress:
     return HubAddress(match[1], match[3], None if match[2] is None else unquote(match[2]))
 
 
-OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
-"""Stores where an object appears whole or not at all."""
-
-STORES = OBJECT_STORES | {"file", "hf", "memory"}
+STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hf", "file", "memory"))
 """Schemes of registries; "memory" is this process's own, for tests.
 
 Web servers are none: fsspec unpacks their answers, lists their pages without end and waits without a limit.

@@ -75,7 +75,7 @@ def run_pass(context: Context, request: PassRequest) -> PassReply:
     folder.mkdir(parents=True)
     try:
         return _run_in_child(context, request)
-    except BaseException:
+    except BaseException:  # cleans up, and raises again
         shutil.rmtree(folder, ignore_errors=True)
         raise
 

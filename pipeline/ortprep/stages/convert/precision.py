@@ -159,7 +159,7 @@ class PrecisionAttempts:
         return calibrated_on, judged_on
 
     def try_step(self, precision: str) -> PrecisionStep:
-        """Converts to a precision, which may leave nodes in fp32, as few as possible, to pass the gate.
+        """Converts to a precision, except for as few nodes as the gate needs in fp32.
 
         Raises:
             ChildError: The process was killed, or passed the deadline, which says nothing of the precision.
@@ -185,7 +185,7 @@ class PrecisionAttempts:
         return step
 
     def _convert_or_search(self, precision: str) -> PrecisionStep:
-        """Converts every node, then searches if that fails and a search may help."""
+        """Converts every node; if the gate does not hold then, searches for nodes to leave as they are."""
         step, reply = self._try_first(precision)
         if step.outcome != TAKEN and self._convert.search.max_trials:
             return self._search(step, reply.converted)

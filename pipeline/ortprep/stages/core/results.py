@@ -75,8 +75,8 @@ class VerifyResult:
     """Result of `verify`.
 
     Files of the one task that runs the source (see `verify.reference`): the reference, its samples, and
-    `golden.npz` with arrays `input:NAME` and `output:NAME`. A converted variant's task leaves a `golden.npz`
-    of its own: an input that fits it, and what it answers. The others leave none.
+    `golden.npz` with arrays `input:NAME` and `output:NAME`. The task of a variant in another precision leaves
+    `own_golden.npz`: an input, and what the variant answers. The others leave none.
 
     Attributes:
         accuracy: Accuracy of a converted variant, per output, against the unconverted source.

@@ -251,6 +251,7 @@ def _client(address: HubAddress) -> Iterator[Any]:
     logging.disable()
     try:
         yield huggingface_hub
+    # The client's base of HTTP errors is that of its HTTP library, which depends on its version.
     except (OSError, ValueError, RuntimeError, errors.HfHubHTTPError.__bases__[0]) as error:
         # A file that is too large is the Hub's fault, and no full disk.
         if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.EFBIG}:

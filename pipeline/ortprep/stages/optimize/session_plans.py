@@ -1,6 +1,7 @@
-"""The sessions of a variant: how far its graph is optimised, how it is written and how jobs load it. Pure.
+"""The sessions of a variant: how far its graph is optimised, how it is written and how jobs load it.
 
-Steps are ways to make the file: the next one is tried when one does not hold.
+Steps are ways to make the file: the next one is tried when one does not hold. Candidates are ways to load the
+model that are measured against each other.
 """
 
 from __future__ import annotations
