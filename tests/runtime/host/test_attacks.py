@@ -310,17 +310,19 @@ def test_requests_that_hang_stop_no_other_model(bundle, tmp_path, monkeypatch, h
     with host_in_this_process(), connect(bundle) as session, ExitStack() as opened:
         (y,) = session.run(None, {"x": sample()})
         others = [opened.enter_context(connection(bad)) for _ in range(30)]
-        usual = attrgetter(hanging)(models)
+        usual, hung = attrgetter(hanging)(models), threading.Event()
 
         def hang_for_bad(*arguments):
             last = arguments[-1]
-            if last == str(bad) or (isinstance(last, list) and len(last[0]) == 5):
+            if last == str(bad) or (isinstance(last, dict) and len(last["x"]) == 5):
+                hung.set()
                 assert is_over.wait(60)
             return usual(*arguments)
 
         monkeypatch.setattr(f"ortprep.runtime.host.models.{hanging}", hang_for_bad)
         for other in others:
             send_arrays(other, RUN, {"x": np.zeros((5, 8), np.float32)})
+        assert hung.wait(60)
         for _ in range(3):  # a run waits for a second for those that hang
             np.testing.assert_array_equal(session.run(None, {"x": sample()}, timeout_s=30)[0], y)
         is_over.set()
