@@ -137,12 +137,13 @@ class Server:
         except (HostError, NoRoomError, MemoryError) as error:  # it breaks the protocol, or asks for too much
             log.warning("%s", error)
             _send_failure(sock, error)
-        except Exception as error:  # noqa: BLE001 - it left or does not read, and its thread is to end in order
+        except OSError as error:  # it left, or does not read
             log.debug("lost a client: %s", error)
-        if packet is not None:
-            with self._lock:
-                self.last_s = time.monotonic()  # before `served`, which is read before it
-                self.served -= 1
+        finally:
+            if packet is not None:
+                with self._lock:
+                    self.last_s = time.monotonic()  # before `served`, which is read before it
+                    self.served -= 1
         return opened
 
     def _answer(self, sock: socket.socket, packet: packets.Packet, model: str) -> str:
@@ -162,7 +163,7 @@ class Server:
                 raise packets.violation("client", f"packet of kind {packet.kind} before a model was opened")
         except HostError:
             raise
-        except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime cross to the client
+        except Exception as error:  # noqa: BLE001 - a boundary: whatever it is, the client is told
             kind, reply = packets.FAILED, to_dict(error)
         if kind == packets.DONE:
             packets.send_arrays(sock, packets.DONE, reply)
