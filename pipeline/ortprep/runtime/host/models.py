@@ -99,10 +99,9 @@ class ModelTable:
             if loaded is None or loaded[0] != _read_stamp(folder):
                 load_by.acquire(entry.lock)
                 try:
-                    loaded = entry.loaded
-                    if loaded is None or loaded[0] != _read_stamp(folder):
+                    loaded, stamp = entry.loaded, _read_stamp(folder)
+                    if loaded is None or loaded[0] != stamp:
                         entry.loaded = None  # the old one must not answer for a bundle that was replaced
-                        stamp = _read_stamp(folder)
                         entry.loaded = loaded = stamp, self._load(folder, load_by.remaining_s())
                 finally:
                     entry.lock.release()

@@ -193,9 +193,8 @@ class Worker:
             return None
         if not isinstance(report, ReadyReport):
             return report
-        figures = {name: getattr(report, name) for name in ("variants", "private_bytes")}
         start_s = time.monotonic() - started
-        self._note("ready", start_s=start_s, **figures)
+        self._note("ready", start_s=start_s, variants=report.variants, private_bytes=report.private_bytes)
         log.info("%s (pid %d) is ready after %.2f s", self.name, process.pid, start_s)
         timeout_s = self._config.run_timeout_s
         lanes = [Lane(self, process, number, timeout_s) for number in range(len(process.sockets))]

@@ -87,15 +87,14 @@ def serve(lanes: Sequence[_socket.socket], memory: int, models: Mapping[int, Ope
     """Answers requests, those of each lane in turn, until the pool closes the lanes."""
     from ortprep.runtime.pool.memory import WorkerMemory
 
-    shared, numbers, poll = WorkerMemory(memory), {}, select.poll()
+    shared, served, poll = WorkerMemory(memory), {}, select.poll()
     for number, lane in enumerate(lanes):
-        numbers[lane.fileno()] = number
+        served[lane.fileno()] = lane, shared.requests(number), shared.answers(number)
         poll.register(lane.fileno(), select.POLLIN)
     try:
         while True:
             for descriptor, _ in poll.poll():
-                number = numbers[descriptor]
-                if not _serve_one(lanes[number], shared.requests(number), shared.answers(number), models):
+                if not _serve_one(*served[descriptor], models):
                     return
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool is gone, or wants it no more
