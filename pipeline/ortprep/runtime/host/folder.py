@@ -76,7 +76,7 @@ class HostFolder(FileLock):
         except (FileNotFoundError, ConnectionError, BlockingIOError):
             sock.close()
             return None
-        except BaseException:
+        except BaseException:  # an interrupt, too, must leave no socket
             sock.close()
             raise
         return sock

@@ -273,7 +273,7 @@ class SteadyBuild:
             if attempt.requested:
                 return self._stopped
             self._fail(error)
-        except Exception as error:  # noqa: BLE001  at the top of a thread: nobody else would see it
+        except Exception as error:  # noqa: BLE001 - a thread's end: nobody else would see it
             self._refuse(error)
         else:
             session = self._session()

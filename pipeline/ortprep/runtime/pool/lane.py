@@ -103,7 +103,7 @@ class Lane:
             send_arrays(self._socket, RUN, arrays, self._requests, number=self._request, model=model)
         except ConnectionError as error:
             raise LostError(is_to_blame=False) from error
-        except Exception as error:
+        except Exception as error:  # whatever it is, the worker has no request
             if self.process.ended.is_set():  # its memory is gone
                 raise LostError(is_to_blame=False) from error
             self.is_answered = True

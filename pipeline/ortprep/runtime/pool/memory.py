@@ -73,7 +73,7 @@ class WorkerMemory:
         try:
             os.ftruncate(descriptor, _SIZE)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        except BaseException:
+        except BaseException:  # an interrupt, too, must leave no file
             os.close(descriptor)
             raise
         return descriptor

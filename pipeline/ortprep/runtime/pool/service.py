@@ -51,7 +51,7 @@ class Service:
             outcomes: SimpleQueue[Outcome] = SimpleQueue()
             helper.put((request, outcomes))
             outcome = outcomes.get()
-        except BaseException:
+        except BaseException:  # a signal's handler may raise at any step
             if helper is not None:
                 helper.put(None)
             raise
@@ -95,7 +95,7 @@ class Service:
                 try:
                     if loss.is_to_blame:
                         self._count_retry(request, lane)
-                except BaseException:
+                except BaseException:  # an asynchronous one, too, must take no lane with it
                     self.dispatcher.release(lane)
                     raise
             request.lane, lost = None, lane

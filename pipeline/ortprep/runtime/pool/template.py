@@ -100,7 +100,7 @@ class Template:
                 if isinstance(report, ReadyReport):
                     raise UnfitError(report.unfit)
                 said = report
-            except BaseException:
+            except BaseException:  # whatever it says, it is of no use
                 _end(process)
                 raise
         elif event != "ended":
