@@ -1,5 +1,6 @@
 """Deployments on a real cluster: called by a handle, shipped by a registry, moved by an alias, and killed."""
 
+import dataclasses
 import re
 import threading
 import time
@@ -131,6 +132,8 @@ def test_an_alias_is_pinned_and_followed_a_digest_and_the_latest_version_are_not
     assert pin_version("registry://linear@production")[1] == latest
     for watch_s, expected in ((0.0, pinned), (1.0, latest)):
         assert follow_aliases({"linear": pinned}, ServeConfig(watch_s=watch_s)) == {"linear": expected}
+    gone = dataclasses.replace(pinned, alias=f"{url}/linear@staging")
+    assert follow_aliases({"linear": gone}, ServeConfig()) == {"linear": gone}
     assert (newest.alias, follow_aliases({"net": newest}, ServeConfig())) == ("", {"net": newest})
     _, folder = pin_version(str(tmp_path / "0"))
     require_version(folder, tmp_path / "0")
