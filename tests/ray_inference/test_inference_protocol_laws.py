@@ -54,7 +54,7 @@ def body(*inputs, **rest):
 def test_json_tensors_may_be_nested_or_flat_and_come_in_any_order():
     for data in ([[1, 2], [3, 4.5]], [1, 2, 3, 4.5]):
         request = parse_request(body(K, {**X, "data": data}, id="7"), None, CONFIG)
-        x, k = request.arrays
+        x, k = request.arrays.values()
         assert x.tolist() == [[1, 2], [3, 4.5]]
         assert [x.dtype.name, k.dtype.name, k.tolist()] == ["float32", "int8", [3]]
         assert request.id == "7"
@@ -73,7 +73,7 @@ def test_binary_tensors_of_every_type_come_back_as_they_were(dtype, data):
     tensor = entry("x", datatype_of(config.inputs[0]), shape, parameters={"binary_data_size": len(raw)})
     header = body(tensor, parameters={"binary_data_output": True})
     request = parse_request(header + raw, len(header), config)
-    (array,) = request.arrays
+    (array,) = request.arrays.values()
     assert (array.dtype, list(array.shape), array.tobytes()) == (kind, shape, raw)
     answer, length = encode_response(request, "net", "v", config, [array])
     assert answer[length:] == raw
@@ -176,7 +176,7 @@ def test_complex_numbers_travel_as_bytes_alone():
     header = body(entry("x", "COMPLEX64", [1], parameters={"binary_data_size": len(raw)}))
     request = parse_request(header + raw, len(header), config)
     with pytest.raises(ProtocolError, match="binary_data_output"):
-        encode_response(request, "net", "v", config, request.arrays)
+        encode_response(request, "net", "v", config, list(request.arrays.values()))
 
 
 @pytest.mark.attack
@@ -189,7 +189,7 @@ def test_texts_do_not_travel_as_bytes():
 def test_unsigned_integers_of_any_size_travel_as_json():
     values = [2**63, 1, 2**64 - 1]
     request = parse_request(body(entry("x", "UINT64", [3], data=values)), None, config_of("uint64"))
-    assert request.arrays[0].tolist() == values
+    assert request.arrays["x"].tolist() == values
 
 
 @pytest.mark.attack
@@ -236,11 +236,11 @@ def test_lists_and_objects_are_counted_before_json_is_parsed(unit, key):
         parse_request(text.replace('"LISTS"', f"[{lists}]").encode(), None, config_of("float32"))
     assert caught.value.status == 413
     rows = entry("x", "FP32", [20_000, 2], data=[[0.5, 1.5]] * 20_000)
-    assert parse_request(body(rows), None, config_of("float32")).arrays[0].shape == (20_000, 2)
+    assert parse_request(body(rows), None, config_of("float32")).arrays["x"].shape == (20_000, 2)
 
 
 @pytest.mark.parametrize("shape", [[0], [0, 3, 224, 224], [0, 3, 2160, 3840], [0, 0], [0, 1_440_000]])
 def test_an_empty_batch_comes_through(shape):
     config = CONFIG._replace(inputs=(TensorSpec("x", "float32", None),))
     request = parse_request(body(entry("x", "FP32", shape, data=[])), None, config)
-    assert list(request.arrays[0].shape) == shape
+    assert list(request.arrays["x"].shape) == shape

@@ -9,7 +9,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -215,20 +215,20 @@ class BundleDeployment(HttpMethods):
         served = self.find_model(name or "")
         return await self._run(served.opened.run, check_inputs(served.opened.signature, inputs))
 
-    async def infer(self, served: ServedBundle, arrays: Sequence[Array]) -> list[Array]:
-        """Runs a model on arrays in its order and returns its outputs in its order.
+    async def infer(self, served: ServedBundle, arrays: Mapping[str, Array]) -> list[Array]:
+        """Runs a model on arrays by name and returns its outputs in its order.
 
         Raises:
             ProtocolError: ONNX Runtime refused them.
         """
         try:
-            feeds = dict(zip(served.opened.signature.inputs, arrays, strict=True))
-            return list((await self._run(served.opened.run, feeds)).values())
+            return list((await self._run(served.opened.run, arrays)).values())
         except RunError as error:  # its text may name files of the server
             log.warning("%s", error)
+            shapes = [list(array.shape) for array in arrays.values()]
             raise ProtocolError(
                 f"cannot run {served.name} on these inputs\n  expected "
-                f"{describe_inputs(served.opened.config)}, got {[list(array.shape) for array in arrays]}"
+                f"{describe_inputs(served.opened.config)}, got {shapes}"
             ) from None
 
     async def convert(self, size_bytes: int, call: Callable[..., T], *arguments: Any) -> T:

@@ -83,12 +83,12 @@ class InferRequest:
     """A request that the model takes.
 
     Attributes:
-        arrays: In the order of the model's inputs.
+        arrays: Inputs by name, in the model's order.
         outputs: In the order they were asked for.
         id: The client's name of the request; "" for none.
     """
 
-    arrays: tuple[Array, ...]
+    arrays: Mapping[str, Array]
     outputs: tuple[OutputRequest, ...]
     id: str = ""
 
@@ -189,8 +189,8 @@ def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_inputs(
     config: LoaderConfig, entries: Iterable[Mapping[str, Any]], binary: memoryview
-) -> tuple[Array, ...]:
-    """Returns the arrays of the inputs in the model's order; raises unless there is exactly one for each.
+) -> dict[str, Array]:
+    """Returns the inputs by name, in the model's order; raises unless there is exactly one for each.
 
     Args:
         config: The bundle's loader config.
@@ -220,7 +220,7 @@ def _read_inputs(
     missing = [name for name in tensors if name not in arrays]
     if missing:
         raise _wrong_inputs(config, f"missing {', '.join(missing)}")
-    return tuple(arrays[name] for name in tensors)
+    return {name: arrays[name] for name in tensors}
 
 
 def _is_size(value: object) -> bool:
