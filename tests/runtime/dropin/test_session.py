@@ -168,7 +168,7 @@ def test_a_registry_is_no_place_of_bundles_and_no_log_line_has_its_credentials(
 
 
 def test_f26_a_bundle_without_its_source_is_never_used(model, bundle, said):
-    write_bundle(bundle)  # as a version before 1.4 wrote it
+    write_bundle(bundle)
     assert not is_of_bundle(ortprep.session(model))
     assert len(reasons(said)) == 1
 
@@ -306,8 +306,6 @@ def test_a_run_that_the_application_put_in_place_before_sees_every_batch(model, 
             return super().run(names, {"x": 2 * feed["x"]}, options)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Twice)
-    with rewritten(bundle):
-        write_converted(bundle)
     feed = np.ones((4, 8), np.float32)
     (answer,) = bundle_session_class.__wrapped__()(model, providers=CPU).run(None, {"x": feed})
     np.testing.assert_allclose(answer, 2 * feed @ weights_of(BUNDLE_SEED), atol=1e-4)

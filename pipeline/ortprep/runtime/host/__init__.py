@@ -1,8 +1,9 @@
 """A process of the user's that keeps models loaded for programs that start often.
 
 A program connects to a socket in a folder that only its user can enter, names a model, and sends requests.
-It imports numpy, `client`, `folder`, `packets` and `descriptors`, and neither ONNX Runtime nor what reads
-bundles. Client and host check that the other is a process of the same user (`SO_PEERCRED`).
+It imports numpy, `client`, `folder`, `packets`, `descriptors`, and `file_lock` and `file_memory` of
+`ortprep.bundle`, and neither ONNX Runtime nor what reads bundles. Client and host check that the other is a
+process of the same user (`SO_PEERCRED`).
 
     client                                   host
     OPEN  path or name            ─────►     loads the model unless it is loaded

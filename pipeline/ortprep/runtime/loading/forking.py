@@ -61,7 +61,7 @@ def load_before_fork(
 
     The session has one thread, runs in this process and in every child, and takes no time to load there. A
     fork waits for the runs of other threads. Other sessions of this process, which have threads, must not be
-    run in a child. The general variant serves batches of all shapes.
+    run in a child.
 
     Args:
         bundle: As for `load`; only variants for CPUs are taken.
