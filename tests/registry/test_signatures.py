@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -23,11 +22,12 @@ from ortprep.errors import (
 from ortprep.registry.backend import Kind
 from ortprep.registry.promotion import PromotionGate, promote
 from ortprep.registry.publish import publish
-from ortprep.registry.pull import PullRequest, pull
+from ortprep.registry.pull import PullRequest, pull, pull_cached
 from ortprep.registry.references import VersionRef
 from ortprep.registry.signatures import (
     MAX_SIGNATURE_BYTES,
     PASSWORD_VARIABLE,
+    read_receipt,
     sign_part,
     verify_bundle,
     verify_part,
@@ -47,8 +47,6 @@ from tests.registry.builders import (
 )
 
 pytestmark = pytest.mark.attack
-
-Keys = tuple[Path, Path]
 
 
 @pytest.fixture
@@ -105,7 +103,6 @@ def test_f21_one_changed_byte_of_a_signed_bundle_or_its_receipt_is_always_report
         path.write_bytes(data)
 
 
-@pytest.mark.attack
 def test_a_file_that_was_added_or_removed_is_reported(signed, keys):
     (signed / "added.bin").write_bytes(b"x")
     with pytest.raises(IntegrityError, match=r"added\.bin: added"):
@@ -275,7 +272,7 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
         promote_slow()
     evil = publish_it("evil", 1e6)
     catalogue.backend.put_ref("net", Kind.ALIAS, "production", evil.version.data)
-    read: list[Any] = []
+    read = []
     fetch = catalogue.fetch_records
     catalogue.fetch_records = lambda part, folder: read.append(part.digest) or fetch(part, folder)
     with pytest.raises(RegistryError, match=f"no valid signature: net .{evil.part}") as refused:
@@ -288,8 +285,8 @@ def test_the_gate_compares_with_nothing_that_is_unsigned(catalogue, keys, tmp_pa
 
 def test_nothing_of_an_unsigned_part_is_read(catalogue, keys, tmp_path):
     publish(write_bundle(tmp_path / "foreign"), catalogue)
-    opened: list[Any] = []
-    catalogue.backend.open_file = lambda *args: opened.append(args)  # type: ignore[method-assign]
+    opened = []
+    catalogue.backend.open_file = lambda *args: opened.append(args)
     with pytest.raises(SignatureError):
         pull_it(catalogue, tmp_path / "out", keys[1])
     assert opened == []
@@ -312,10 +309,8 @@ def test_openssl_verifies_the_same(signed, tmp_path, keys):
     "key", [ec.generate_private_key(ec.SECP192R1()), rsa.generate_private_key(65537, 2048)]
 )
 def test_a_key_of_another_kind_signs_and_verifies_nothing(tmp_path, keys, key):
-    part, (private, public) = (
-        make_part("net", {"loader.json": b"1"}),
-        (tmp_path / "own.pem", tmp_path / "own.pub"),
-    )
+    part = make_part("net", {"loader.json": b"1"})
+    private, public = tmp_path / "own.pem", tmp_path / "own.pub"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     with pytest.raises(SignatureError, match="expected one of secp256r1"):
@@ -335,26 +330,28 @@ def test_a_key_with_a_password_needs_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("attack", ["another key under the same path", "no signature any more"])
-def test_a_registry_that_cannot_be_reached_for_a_moment_gets_round_no_signature(
+def test_what_was_pulled_before_gets_round_no_signature(
     signed, catalogue, keys, tmp_path, monkeypatch, attack
 ):
-    pull_it(catalogue, tmp_path / "before", keys[1])
+    """A version in the cache serves while the registry cannot be reached, if this key verifies it."""
+    reference = VersionRef("net", read_receipt(signed).version)
+    request = PullRequest(reference, public_key=keys[1])
+    pulled = pull_cached(request, catalogue, hardware=BARE)
     if attack == "no signature any more":
         for file in Path(catalogue.backend.url, "net/signatures").iterdir():
             file.unlink()
-    else:
-        shutil.copy(write_keys(tmp_path / "new")[1], keys[1])
-    list_refs = catalogue.backend.list_refs
+        with pytest.raises(SignatureError):
+            pull_cached(request, catalogue, hardware=BARE)
+        return
 
-    def list_all_but_versions(model, kind):
-        if kind == Kind.VERSION:
-            raise RegistryUnavailableError("status 503")
-        return list_refs(model, kind)
+    def fail(*_):
+        raise RegistryUnavailableError("status 503")
 
-    monkeypatch.setattr(catalogue.backend, "list_refs", list_all_but_versions)
-    with pytest.raises((SignatureError, RegistryUnavailableError)):
-        pull_it(catalogue, tmp_path / "out", keys[1])
-    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(catalogue.backend, "list_refs", fail)
+    assert pull_cached(request, catalogue, hardware=BARE).path == pulled.path
+    shutil.copy(write_keys(tmp_path / "new")[1], keys[1])
+    with pytest.raises(RegistryUnavailableError):
+        pull_cached(request, catalogue, hardware=BARE)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"junk", b"-----BEGIN CERTIFICATE-----\n"])
