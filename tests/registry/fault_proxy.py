@@ -27,8 +27,7 @@ class Fault:
     Attributes:
         act: `status` (answer that status after draining the body, forwarding nothing), `cut_request` (read
             `at_bytes` of the body, hand that much on, close), `cut_answer` (send `at_bytes` of the answer's
-            body, then close), `replace` (send `body` instead), `pass` (nothing), `endless` (announce and send
-            `at_bytes`: the answer's body, then zeros).
+            body, then close), `replace` (send `body` instead), `pass` (nothing).
         method: Only requests of this method.
         path: Only requests in whose path and query this pattern is found.
         times: How often it acts; counted down.
@@ -60,7 +59,6 @@ class FaultProxy:
         faults: The first that fits a request and has times left acts.
         requests: Method and path with query of every request, in order of arrival.
         headers: The headers of each of them.
-        sent_bytes: Bytes of answers' bodies that were sent.
     """
 
     url: str
@@ -68,7 +66,6 @@ class FaultProxy:
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    sent_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def clear(self):
@@ -77,7 +74,6 @@ class FaultProxy:
             self.faults.clear()
             self.requests.clear()
             self.headers.clear()
-            self.sent_bytes = 0
 
     def take_fault(self, method, path, headers):
         """Notes a request and returns the fault that acts on it."""
@@ -90,10 +86,6 @@ class FaultProxy:
                     fault.times -= 1
                     return fault
         return None
-
-    def add_sent(self, count):
-        with self.lock:
-            self.sent_bytes += count
 
 
 class _Server(ThreadingHTTPServer):
@@ -180,18 +172,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(fault.body)))
         self.end_headers()
         if self.command != "HEAD":
-            self._write(fault.body)
-
-    def _write(self, data):
-        self.wfile.write(data)
-        self.server.proxy.add_sent(len(data))
+            self.wfile.write(fault.body)
 
     def _send_answer(self, answer, fault):
         act = fault.act if fault is not None else ""
         bodiless = self.command == "HEAD" or answer.status in (204, 304)
         length = answer.getheader("Content-Length")
-        if fault is not None and act in ("replace", "endless"):
-            length = str(len(fault.body) if act == "replace" else fault.at_bytes)
+        if fault is not None and act == "replace":
+            length = str(len(fault.body))
         self.send_response_only(fault.status if fault is not None and fault.status else answer.status)
         proxy = self.server.proxy
         for name, value in answer.getheaders():
@@ -211,15 +199,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_body(answer, fault, chunked=chunked)
 
     def _send_body(self, answer, fault, *, chunked):
+        act = fault.act if fault is not None else ""
         for block in _spoil(iter(lambda: answer.read1(_BLOCK_BYTES), b""), fault):
             if chunked:
                 self.wfile.write(b"%x\r\n" % len(block))
-            self._write(block)
+            self.wfile.write(block)
             if chunked:
                 self.wfile.write(b"\r\n")
         # A server that announces more than it sends has to hang up, and so has its proxy.
-        cut = bool(answer.length) and (fault is None or fault.act not in ("replace", "endless"))
-        if cut or (fault is not None and fault.act == "cut_answer"):
+        cut = bool(answer.length) and act != "replace"
+        if cut or act == "cut_answer":
             self.close_connection = True
         elif chunked:
             self.wfile.write(b"0\r\n\r\n")
@@ -233,14 +222,10 @@ def _spoil(blocks, fault):
         return
     done = 0
     for block in blocks:
-        if act in ("cut_answer", "endless"):
+        if act == "cut_answer":
             block = block[: at - done]
         if not block:
             return
-        done += len(block)
-        yield block
-    while act == "endless" and done < at:
-        block = bytes(min(_BLOCK_BYTES, at - done))
         done += len(block)
         yield block
 

@@ -257,6 +257,14 @@ def test_a_refusal_has_the_registrys_code_and_none_of_its_words(backend, proxy, 
     assert ("docker login" in str(caught.value)) == (kind is AccessDeniedError)
 
 
+def test_a_push_that_met_another_one_is_tried_again(backend, proxy, tmp_path):
+    body = b'{"errors":[{"code":"DIGEST_INVALID"}]}'
+    proxy.faults.append(Fault("status", method="PUT", path="manifests/_v", status=400, body=body))
+    version = publish(backend, tmp_path)
+    assert proxy.faults[0].times == 0
+    assert list_versions(backend, MODEL) == [version.digest]
+
+
 def test_a_registry_without_tls_is_not_spoken_to_in_plain(proxy):
     backend = OciBackend(oci_url(proxy.url).replace("oci+http", "oci"), timeout_s=(10, 2))
     with pytest.raises(RegistryError):

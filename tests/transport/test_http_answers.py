@@ -62,6 +62,18 @@ def ask(url):
 
 
 @pytest.mark.attack
+def test_a_document_is_read_up_to_its_limit():
+    with serve() as server:
+        server.files["/v2/"] = bytes(2**24)
+        tracemalloc.start()
+        with ask(server.url) as response, pytest.raises(RegistryError, match="at most 1000 bytes, got more"):
+            http_answers.read_body(response, "ask", 1000)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak_bytes < 2**22
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize("before", [HEAD + b"A: ", FIXED, CHUNKED])
 def test_a_document_that_comes_a_byte_at_a_time_is_given_up(monkeypatch, before):
     monkeypatch.setattr(http_answers, "ANSWER_TIMEOUT_S", 0.3)
