@@ -35,6 +35,20 @@ def contents(folder):
     return {(folder / name).read_text() for name in "abcdef"}
 
 
+@pytest.fixture
+def destination(tmp_path):
+    """A folder with one file."""
+    path = tmp_path / "bundle"
+    with new_folder(path) as folder:
+        (folder / "a").write_text("old")
+    return path
+
+
+def is_untouched(destination):
+    """Says whether the folder is as it was, with nothing beside it."""
+    return (destination / "a").read_text() == "old" and list(destination.parent.iterdir()) == [destination]
+
+
 @pytest.mark.parametrize("generations", [1, 2, 5])
 def test_f16_a_writer_killed_at_any_instant_leaves_one_whole_generation(tmp_path, generations):
     destination = tmp_path / "bundle"
@@ -64,10 +78,7 @@ def test_f16_a_reader_never_sees_the_folder_absent_or_mixed_while_it_is_replaced
     assert len(contents(destination)) == 1
 
 
-def test_f17_who_reads_a_replaced_file_keeps_reading_what_it_was(tmp_path):
-    destination = tmp_path / "bundle"
-    with new_folder(destination) as folder:
-        (folder / "a").write_text("old")
+def test_f17_who_reads_a_replaced_file_keeps_reading_what_it_was(destination):
     with (destination / "a").open() as reader:
         with new_folder(destination) as folder:
             (folder / "a").write_text("new")
@@ -90,15 +101,11 @@ def test_what_is_written_has_the_permissions_the_user_asks_for(tmp_path, umask, 
     assert modes == [file_mode, folder_mode]
 
 
-def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(tmp_path):
-    destination = tmp_path / "bundle"
-    with new_folder(destination) as folder:
-        (folder / "a").write_text("old")
+def test_an_error_while_writing_leaves_the_old_folder_and_no_trace(destination):
     with pytest.raises(RuntimeError), new_folder(destination) as folder:  # noqa: PT012
         (folder / "a").write_text("new")
         raise RuntimeError("disk full, say")
-    assert (destination / "a").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert is_untouched(destination)
 
 
 @pytest.mark.parametrize("name", ["resnet-50", "resnet~2"])
@@ -111,18 +118,14 @@ def test_the_temporaries_of_a_model_with_a_longer_name_are_left_alone(tmp_path, 
 
 
 @pytest.mark.attack
-def test_a_folder_that_another_process_takes_for_a_leftover_replaces_nothing(tmp_path):
+def test_a_folder_that_another_process_takes_for_a_leftover_replaces_nothing(destination):
     """Where a lock does not reach another machine, its writer fails rather than to put less in place."""
-    destination = tmp_path / "bundle"
-    with new_folder(destination) as folder:
-        (folder / "a").write_text("old")
     with pytest.raises(FileNotFoundError), new_folder(destination) as folder:  # noqa: PT012
         (folder / "a").write_text("new")
         remove_stale_temporaries(destination, min_age_s=3600)
         assert (folder / "a").exists()
         remove_stale_temporaries(destination)
-    assert (destination / "a").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert is_untouched(destination)
 
 
 def test_an_error_while_writing_a_file_leaves_the_old_one_and_no_trace(tmp_path):

@@ -89,6 +89,6 @@ def model(kind):
 
 
 @pytest.fixture
-def catalogue(registry, tmp_path):
+def catalogue(registry):
     with open_catalogue(registry) as opened:
         yield opened

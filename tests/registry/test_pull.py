@@ -79,12 +79,10 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path):
 @pytest.mark.attack
 @pytest.mark.parametrize(
     "data",
-    [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + b"?"],
+    [DATA[:-1], DATA + b"x", DATA * 2, b"", DATA[:-1] + bytes([DATA[-1] ^ 1])],
     ids=["short", "long", "twice", "empty", "changed"],
 )
 def test_other_bytes_are_never_taken(tmp_path, data):
-    if data == DATA:
-        pytest.skip("the last byte is the same by chance")
     with pytest.raises(IntegrityError):
         Catalogue(Source(data)).fetch_file(make_part("net", {"weights": DATA}), ENTRY, tmp_path)
 

@@ -42,7 +42,7 @@ def kind():
     return "directory"
 
 
-def interposed(registry, tmp_path, call, action):
+def interposed(registry, call, action):
     """A catalogue whose backend does something just before one of its calls: the worst moment for it.
 
     The call is named `METHOD`, or `METHOD KIND` with the kind of its refs. Also returns the calls so far.
@@ -77,7 +77,7 @@ def test_a_collection_in_the_middle_of_publishing_spares_what_is_published(
     age(registry)
     new = write_bundle(tmp_path / "new", Build((Made("portable", weights=weights),), spec=b"new"))
     slow, calls = interposed(
-        registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
+        registry, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
     )
     published = publish(new, slow)
     assert calls
@@ -93,7 +93,7 @@ def test_a_part_that_a_collection_removes_before_its_version_is_there_is_written
         for path in Path(registry, "net/parts").iterdir():
             path.unlink()
 
-    slow, calls = interposed(registry, tmp_path, "put_ref versions", remove)
+    slow, calls = interposed(registry, "put_ref versions", remove)
     published = publish(write_bundle(tmp_path / "bundle"), slow)
     assert calls
     request = PullRequest(VersionRef("net", published.version.digest))
@@ -111,7 +111,7 @@ def test_a_publisher_leaves_out_a_part_that_is_gone(registry, catalogue, tmp_pat
     new = write_bundle(tmp_path / "3", Build((Made("portable"),), created_at="2026-11-03T00:00:00+00:00"))
     policy = RetentionPolicy(keep_latest=1, keep_days=0)
     slow, calls = interposed(
-        registry, tmp_path, "open_ref parts", lambda: collect("net", catalogue, policy=policy, dry_run=False)
+        registry, "open_ref parts", lambda: collect("net", catalogue, policy=policy, dry_run=False)
     )
     published = publish(new, slow, label="3")
     assert calls
@@ -122,7 +122,7 @@ def test_a_publisher_leaves_out_a_part_that_is_gone(registry, catalogue, tmp_pat
 def test_a_puller_whose_version_is_collected_leaves_nothing(registry, catalogue, tmp_path):
     publish(write_bundle(tmp_path / "bundle", made=(Made("portable", weights=os.urandom(1000)),)), catalogue)
     slow, calls = interposed(
-        registry, tmp_path, "open_ref", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
+        registry, "open_ref", lambda: collect("net", catalogue, policy=NOTHING, dry_run=False)
     )
     with pytest.raises(NotPublishedError):
         pull(PullRequest(VersionRef("net", None)), slow, tmp_path / "out", hardware=BARE)
@@ -147,7 +147,7 @@ def test_a_promotion_in_the_middle_of_a_collection_holds_or_fails_and_never_dang
         except PipelineError as error:
             outcome.append(error)
 
-    slow, _ = interposed(registry, tmp_path, method, try_to_promote)
+    slow, _ = interposed(registry, method, try_to_promote)
     collect("net", slow, policy=NOTHING, dry_run=False)
     state = catalogue.read_state("net")
     if outcome == [None] and version.digest in state.versions:
@@ -186,7 +186,6 @@ def test_no_version_gets_by_the_gate_while_the_alias_moves(registry, catalogue, 
         promote(VersionRef("net", "old"), "production", catalogue)
     rival, calls = interposed(
         registry,
-        tmp_path,
         "open_file",  # the gate reads figures, and has seen what the alias names
         lambda: promote(VersionRef("net", "fast"), "production", catalogue),
     )
@@ -200,7 +199,7 @@ def test_a_label_that_is_taken_meanwhile_is_an_error_and_nothing_is_lost(registr
     rival = publish(write_bundle(tmp_path / "other", spec=b"other"), catalogue, label="first")
     part = catalogue.read_part("net", rival.part)
     claim = build_version("net", [part], label="1.4", published_at="2026-11-23T00:00:00+00:00")
-    slow, _ = interposed(registry, tmp_path, "put_ref versions", lambda: put_version(catalogue, claim))
+    slow, _ = interposed(registry, "put_ref versions", lambda: put_version(catalogue, claim))
     with pytest.raises(ConflictError, match=r"label taken: net@1\.4"):
         publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
     assert catalogue.read_state("net").labels["1.4"] == claim.digest
@@ -218,7 +217,7 @@ def test_a_label_that_is_taken_during_an_upload_is_never_written(registry, catal
         else:
             put_version(catalogue, claim)
 
-    slow, _ = interposed(registry, tmp_path, "put_file", take)
+    slow, _ = interposed(registry, "put_file", take)
     with pytest.raises(ConflictError, match=r"alias of net|label taken"):
         publish(write_bundle(tmp_path / "bundle"), slow, label="1.4")
     written = read_tree(Path(registry) / "net" / "versions")
@@ -271,9 +270,7 @@ def test_a_collection_meanwhile_loses_no_signature_that_is_made_or_asked_for(
     bundle = write_bundle(tmp_path / "bundle")
     publish(bundle, catalogue, private_key=private)
     age(registry)
-    slow, _ = interposed(
-        registry, tmp_path, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False)
-    )
+    slow, _ = interposed(registry, method, lambda: collect("net", catalogue, policy=PATIENT, dry_run=False))
     publish(bundle, slow, private_key=private if signs else None, public_key=public)
     pull(PullRequest(VersionRef("net", None), public_key=public), catalogue, tmp_path / "out", hardware=BARE)
     assert verify_bundle(tmp_path / "out", public).model == "net"
