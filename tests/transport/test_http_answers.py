@@ -414,21 +414,23 @@ ANSWERS = st.builds(Answer, cut_at=st.none() | st.integers(0, SIZE), whole=st.bo
 @given(st.lists(ANSWERS, max_size=5), st.integers(0, SIZE + 1))
 def test_what_arrives_is_the_file_and_what_an_earlier_process_left_counts(answers, left):
     source = Source(answers)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "ATTEMPTS", 9)
         path = Path(folder) / "got"
         path.write_bytes(source.content[:left].ljust(left, b"?"))
-        download(source.open, path, source.entry, attempts=9)
+        download(source.open, path, source.entry)
         assert path.read_bytes() == source.content
     assert source.offsets[:1] == ([] if left == SIZE else [left if left < SIZE else 0])
 
 
-def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path):
+def test_a_download_ends_after_tries_that_bring_nothing_and_only_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "ATTEMPTS", 2)
     nothing = Source([Answer(0)] * 9)
     with pytest.raises(RegistryUnavailableError, match="cut"):
-        download(nothing.open, tmp_path / "got", nothing.entry, attempts=2)
+        download(nothing.open, tmp_path / "got", nothing.entry)
     assert len(nothing.offsets) == 2
     block = Source([Answer(at) for at in range(1000, SIZE, 1000)], unit=BLOCK_BYTES // 1000 + 1)
-    download(block.open, tmp_path / "got", block.entry, attempts=2)
+    download(block.open, tmp_path / "got", block.entry)
     assert len(block.offsets) == 5
 
 

@@ -282,7 +282,7 @@ class Catalogue:
         """
         path = folder / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        download(lambda offset: self.backend.open_file(part, entry, offset), path, entry, progress=report)
+        download(lambda offset: self.backend.open_file(part, entry, offset), path, entry, report)
         DigestCache().record(path, entry.sha256)
 
 

@@ -22,7 +22,7 @@ from ortprep.spec.urls import hide_queries_in_logs
 from ortprep.transport.time_limit import OutOfTimeError, call_in_time, remaining_s
 from ortprep.transport.transfer import BLOCK_BYTES
 
-UNENCODED = {"Accept-Encoding": "identity"}
+_UNENCODED = {"Accept-Encoding": "identity"}
 """Headers of every request: a small compressed answer can become gigabytes, and has no offsets."""
 
 _CONNECTIONS = 16
@@ -41,7 +41,7 @@ def make_session() -> requests.Session:
     session, adapter = requests.Session(), _Adapter()
     session.stream = True
     session.hooks["response"].append(_hide_redirect)
-    session.headers.update(UNENCODED)
+    session.headers.update(_UNENCODED)
     adapter.init_poolmanager(_CONNECTIONS, _CONNECTIONS, blocksize=BLOCK_BYTES)
     session.mount("https://", adapter)
     session.mount("http://", adapter)

@@ -212,25 +212,18 @@ class _PartialFile:
         return PREFIX + self._hash.hexdigest()
 
 
-def download(
-    open_at: OpenAt,
-    path: Path,
-    expected: FileEntry,
-    *,
-    attempts: int = ATTEMPTS,
-    progress: Report = ignore,
-) -> None:
+def download(open_at: OpenAt, path: Path, expected: FileEntry, report: Report = ignore) -> None:
     """Copies a file to `path`; what is there already, and what came before a cut, is not fetched again.
 
     Args:
         open_at: Opens the file.
         path: The file to be, or the beginning of it.
         expected: Size and digest of the whole.
-        attempts: Number of tries in a row that may bring no block.
-        progress: Takes the number of bytes that came or were there already; a negative one for lost bytes.
+        report: Takes the number of bytes that came or were there already; a negative one for lost bytes.
 
     Raises:
-        RegistryUnavailableError: The source did not answer, or broke off, several times in a row.
+        RegistryUnavailableError: The source did not answer, or broke off, `ATTEMPTS` times in a row without a
+            block.
         RegistryError: The file is not there.
         IntegrityError: It has other bytes than `expected`.
         OSError: `path` cannot be written.
@@ -248,17 +241,17 @@ def download(
                 with open_at(before_bytes) as opened:
                     for _ in _receive(opened, partial, expected):
                         check_time()
-                        progress(partial.size_bytes - reported)
+                        report(partial.size_bytes - reported)
                         reported = partial.size_bytes
                 break
             except RegistryUnavailableError as error:
                 check_time()
                 failures = 1 if partial.size_bytes - before_bytes >= BLOCK_BYTES else failures + 1
-                if failures >= attempts:
+                if failures >= ATTEMPTS:
                     raise
                 wait_to_retry(error, failures)
     check_copied(expected, partial.size_bytes, partial.digest)
-    progress(partial.size_bytes - reported)
+    report(partial.size_bytes - reported)
 
 
 def _receive(opened: Download, partial: _PartialFile, expected: FileEntry) -> Iterator[None]:
