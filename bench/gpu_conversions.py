@@ -39,7 +39,7 @@ name: {name}
 source: {{path: ../{name}.onnx}}
 targets: [{target}]
 inputs: {inputs}
-convert: {{precision: [{precision}]}}
+convert: {{precision: [fp16]}}
 verify: {{rtol: 1.0e-2, atol: 1.0e-3}}
 tune: {{max_trials: 0}}
 measure: {{rounds: 3, cold_rounds: 0, steady_s: 0.2}}
@@ -82,8 +82,8 @@ def prepare(root: Path, target: str) -> None:
     }
     configs = root / "configs"
     configs.mkdir()
-    for name, precision in (("resnet50", "fp16"), ("overflow", "fp16")):
-        text = _SPECS.format(name=name, target=target, inputs=inputs[name], precision=precision)
+    for name in ("resnet50", "overflow"):
+        text = _SPECS.format(name=name, target=target, inputs=inputs[name])
         (configs / f"{name}.yaml").write_text(text, encoding="utf-8")
     subprocess.run(prepare_command(configs, root / "artifacts"), check=True)
 

@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config, log):
     """With `-n 2`, has tests that share a process, and with it their fixtures, run one after the other."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class Scheduling(LoadScopeScheduling):  # untyped
+    class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             return scope_of(nodeid)
 

@@ -84,7 +84,7 @@ def _run_program(arguments: Sequence[str]) -> None:
             launch.print_environment(bundles, verbose="--verbose" in flags)
         else:
             launch.start_program(program, bundles, verbose="--verbose" in flags)
-    except Exception as error:
+    except Exception as error:  # raised again if it is no `PipelineError`, which no start waits for
         from ortprep.errors import PipelineError
         from ortprep.quoting import printable
 

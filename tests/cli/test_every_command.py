@@ -128,7 +128,9 @@ def test_commands_of_the_app_are_all_here_and_in_the_reference():
     names = list(_leaves(typer.main.get_command(app), "ortprep"))
     assert [name for name in names if not any(line.startswith(f"{name} ") for line in lines)] == []
     page = (REPOSITORY / "docs" / "commands.md").read_text()
-    assert [name for name in names if f"`{name}" not in page and f"`{name[8:]} " not in page] == []
+    assert [
+        name for name in names if f"`{name}" not in page and f"`{name.removeprefix('ortprep ')} " not in page
+    ] == []
 
 
 def _leaves(command, name):

@@ -78,8 +78,8 @@ def _merge_feeds(feeds: Iterable[FeedRecord]) -> list[FeedRecord]:
 def _choose_feeds(feeds: Sequence[FeedRecord]) -> list[FeedRecord]:
     """Returns the sets of shapes for a spec: the most frequent ones, and the largest.
 
-    A spec has one set of values per input, for all its shapes. So where an input with few values, a length or
-    a sample rate, had others with other shapes, the most frequent shapes count alone.
+    A spec has one set of values per input, for all its shapes. An input with few values, as a length or a
+    sample rate, may have other values with other shapes: then only the most frequent shapes are returned.
     """
     described = [feed for feed in feeds if feed.shapes] or feeds
     fitting = [feed for feed in described if feed.shapes.keys() == described[0].shapes.keys()]
@@ -126,7 +126,7 @@ def options_of(use: ModelUse, *, version: str) -> tuple[dict[str, Any], list[str
         "tune": {"runs_per_load": use.runs_per_load} if use.runs else {},
     }
     if use.shapes > 1 and {len(one.shapes) for one in use.inputs.values()} == {1}:
-        left_out.append("other shapes, with which small inputs had other values")
+        left_out.append("other shapes, seen with other inputs or with other values of small inputs")
     others = [name for name in use.model.obtained if name not in (CPU, CUDA)]
     left_out += [f"{name}: bundles support only CPU and CUDA" for name in others]
     if use.model.obstacle is not None:

@@ -178,7 +178,8 @@ def find_bundle(name: str, artifacts: Path) -> Path:
             f"no such bundle: {redact_url(name)}\n  expected a folder on this machine or a model's name",
             hint="ortprep pull NAME --registry URL --out DIR",
         )
-    model, places = name if Path(name).is_file() else Path(name).name, f"{name} or in {artifacts / name}"
+    model = name if Path(name).is_file() else Path(name).name
+    places = " or in ".join(dict.fromkeys((str(Path(name)), str(artifacts / name))))
     raise BundleError(
         f"no such bundle: {quoted(name)}\n  expected {MANIFEST_FILE} in {places}",
         hint=quoted("ortprep", "prepare", *filter(None, [model])),

@@ -257,5 +257,5 @@ def _describe_model(model: ExportedModel) -> Iterator[str]:
     yield "  loaded with the options that are left, it answers the golden sample as recorded"
     yield "  needs, and its server does not check:"
     yield from (f"    {need}" for need in model.needs)
-    yield "  left out:   (docs/export.md has the costs)" if model.left_out else "  left out: nothing"
+    yield "  left out (docs/export.md has the costs):" if model.left_out else "  left out: nothing"
     yield from (f"    {what}" for what in model.left_out)

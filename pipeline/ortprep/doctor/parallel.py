@@ -47,10 +47,10 @@ Figures: TypeAlias = Mapping[WorkerSetup, Sequence[GroupFigures]]
 
 
 def diagnose_parallel(subject: DoctorModel, *, seconds: float = 1.5) -> Diagnosis:
-    """Makes and runs a session per worker at once on the CPU, in interleaved rounds of fresh processes.
+    """Makes and runs a session per worker at once on the CPU, in interleaved rounds of new processes.
 
     Args:
-        subject: The model; its source goes before its bundle.
+        subject: The model.
         seconds: Time that each setup is run, all rounds together.
 
     Raises:

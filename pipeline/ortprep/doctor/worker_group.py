@@ -112,14 +112,14 @@ def start_group(request: tuple[SessionPlan, str, int, float]) -> GroupFigures:
 
 
 def _join_group(meeting: _Meeting, parent: int) -> None:
-    """Begins a process of a group: it ends with its parent."""
+    """Prepares a process of a group, which ends with its parent."""
     global _meeting
     _meeting = meeting
     end_with_parent(parent)
 
 
 _meeting: _Meeting
-"""Of this process, if it is one of a group."""
+"""Meeting of the group that this process belongs to; set by `_join_group`."""
 
 
 def use_session(plan: SessionPlan, sample: str, window_s: float) -> ProcessFigures:
@@ -138,7 +138,7 @@ def use_session(plan: SessionPlan, sample: str, window_s: float) -> ProcessFigur
         memory_mb = private_bytes() / _MB
         feeds = read_tensors(Path(sample))
         runs_ms = _measure(lambda: run_session(session, feeds), window_s)
-    except BaseException as error:
+    except BaseException as error:  # also an interruption: the others would wait for ever
         barrier.abort()
         if isinstance(error, onnxruntime_errors()) and not isinstance(error, BrokenBarrierError):
             problem = f"ONNX Runtime cannot run {plan.model}\n  {type(error).__name__}: {error}"

@@ -1,8 +1,7 @@
 """Bundles as models of NVIDIA Triton's ONNX Runtime backend.
 
-variant_selection  which variants a server can run that is known in part
-options            what of a variant's options the backend takes
-placement          a variant's files in the export, and their trial in a child
-model_config       `config.pbtxt`, of Triton's own messages
-repository         the models of a repository, each written whole or not at all
+options       what of a variant's options the backend takes
+placement     a variant's files in the export, and their trial in a child
+model_config  `config.pbtxt`, of Triton's own messages
+repository    which variants are exported, and the models of a repository, each written whole or not at all
 """

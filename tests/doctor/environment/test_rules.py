@@ -116,6 +116,11 @@ def test_every_case_is_found_with_its_severity_and_says_how_to_mend_it(case):
     assert all(finding.hint or finding.severity in ("ok", "note") for finding in found)
 
 
+def test_a_variable_that_hides_gpus_is_named():
+    hidden = having(WITHOUT_GPU, expected=ASKED, variables={"CUDA_VISIBLE_DEVICES": ""})
+    assert "CUDA_VISIBLE_DEVICES=''" in one(find(hidden), "no-gpu").text
+
+
 def test_nothing_but_good_is_found_where_nothing_is_wrong():
     assert {finding.severity for finding in find(having(expected=(CUDA, CPU)))} == {"ok"}
     assert "problem" not in {finding.severity for finding in find(WITHOUT_GPU)}
