@@ -125,7 +125,7 @@ class BlockDigest:
         self._parts.append(part)
         try:
             self._hash_blocks()
-        except BaseException as error:
+        except BaseException as error:  # an interrupt is raised again, and ends the other threads' work too
             for _ in self._offsets:  # nobody needs the others
                 pass
             if not isinstance(error, Exception):  # an interrupt, whose block nobody hashed
