@@ -180,7 +180,7 @@ def remove_outcome(task: Task) -> None:
 def remove_intermediates(artifacts: Path, model: str) -> None:
     """Removes all of a model's intermediate files, also those of variants that its spec does not have now."""
     for folder in model_folder(artifacts, model).glob("*"):
-        if folder.name != _LOCKS:  # a process that waits for one would hold what no other knows of
+        if folder.name != _LOCKS:  # who waits for a removed lock would get one that nobody else sees
             shutil.rmtree(folder, ignore_errors=True)
 
 
