@@ -2,7 +2,7 @@
 
 Uses a bundle of 1 GiB of random weights in two variants. Compares `publish` and `pull` in a folder, digests
 included, with `cp` of the same files; and through Debian's docker-registry on this machine with one HTTP
-stream each way of the same bytes. Rounds are interleaved, and caches are empty.
+stream each way of the same bytes. Rounds are interleaved, and each pull goes into a new folder.
 """
 
 from __future__ import annotations
