@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +115,6 @@ def test_a_model_that_cannot_be_loaded_or_run_is_an_error_that_names_it(add, tmp
     model.write_bytes(b"no model")
     with pytest.raises(LoadError, match=r"linear\.onnx"):
         diagnose_parallel(linear, seconds=0.06)
-    assert threading.active_count() < 20
 
 
 def test_a_worker_that_fails_does_not_leave_the_others_waiting(add, monkeypatch, tmp_path):
