@@ -14,6 +14,7 @@ from ortprep.runtime.tensors.arrays import read_tensors
 from ortprep.stages.optimize.requirements import find_integer_type
 from tests.builders import matmul_net, write_model
 from tests.prepare.builders import AS_PREPARED, QUICK, Project, answers, is_intact, source_answers
+from tests.stages.convert.builders import outlier_net, overflowing_net
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,28 @@ def test_a_gate_that_nothing_passes_fails_the_build_and_says_by_how_much(tmp_pat
     for text in ("no precision of the ladder works", "'y'", "at least 150", "convert: {ladder"):
         assert text in outcome.out + outcome.err
     assert list(project.work().glob("*cpu-int8*")) == []
+
+
+SEARCHES = {
+    # Nodes ranked by their errors: the first trial keeps the worst one.
+    "int8": (outlier_net, {"quantize": {"mode": "static"}, "gate": {"snr_db": 10}}, {"matmul7"}),
+    # Only what passes from one of them to the other is in float16, and beyond its range.
+    "fp16": (overflowing_net, {}, {"halve", "swap"}),
+}
+
+
+@pytest.mark.parametrize("precision", SEARCHES)
+def test_as_few_nodes_stay_in_fp32_as_the_gate_needs(tmp_path, precision):
+    make, convert, kept = SEARCHES[precision]
+    project = Project(tmp_path)
+    shapes = {"x": {"shapes": [[4, 32]]}}
+    project.add(make(), inputs=shapes, convert={"precision": precision, **convert}, tune=AS_PREPARED)
+    outcome = project.doit(f"convert:net/cpu-{precision}")
+    assert outcome.code == 0, outcome.err
+    receipt = json.loads((project.work() / "receipts" / f"convert-cpu-{precision}.json").read_text())
+    (step,) = receipt["result"]["conversion"]["steps"]
+    assert set(step["kept"]) == kept
+    assert step["trials"] > 0
 
 
 # -- int8 where it is faster, judged by what an application answers: by the commands that a user types
