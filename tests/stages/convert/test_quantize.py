@@ -166,7 +166,7 @@ def test_shapes_that_an_exporter_notes_of_weights_are_no_hindrance(tmp_path, nam
 
 
 @EVERY_PASS
-def test_an_excluded_node_keeps_its_weight_as_it_was(tmp_path, name):
+def test_a_kept_node_has_its_weight_as_it_was(tmp_path, name):
     model = matmul_net()
     reply = _quantize(name, model, tmp_path, keep_nodes=("matmul0",), operators=("MatMul",))
     assert (reply.converted, reply.kept) == (("matmul1",), ("matmul0",))

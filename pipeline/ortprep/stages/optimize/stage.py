@@ -74,7 +74,7 @@ class OptimizeStage:
         return (source_task(plan, variant),)
 
     def key(self, plan: Plan, variant: str | None) -> Mapping[str, Any]:
-        """Returns what decides the graph: options, ONNX Runtime, this machine, and what the reload is fed."""
+        """Returns what decides the graph: options, ONNX Runtime, this machine, and the input of its run."""
         spec, target = plan.spec, target_of(plan, variant)
         hardware, samples = hardware_fingerprint(target), samples_key(spec)
         return {
@@ -92,9 +92,10 @@ class OptimizeStage:
         """Tries one step after the other until a file is written that lints clean, loads and runs.
 
         Raises:
-            StageError: Not even the source runs (the message has each step's reason, and what it was fed), or
-                the disk is full.
+            StageError: Not even the source runs (the message has each step's reason), or the disk is full.
             SpecError: The spec does not fit the model.
+            BundleError: The first sample cannot be read.
+            OSError: The disk is full.
         """
         spec, graph = context.spec, read_source(context)
         if graph.conversion is None:
@@ -204,6 +205,8 @@ def _require_run(context: Context, plan: SessionPlan) -> None:
         LoadError: It does not load.
         StageError: It does not run.
         SpecError: A string input has no `values`.
+        BundleError: The sample cannot be read.
+        OSError: There is no room for its answers.
         ChildError: The process died, or took longer than the spec's deadline.
     """
     spec, interface = context.spec, read_source(context).description.interface
