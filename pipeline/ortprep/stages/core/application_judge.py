@@ -32,7 +32,7 @@ from ortprep.measuring.device_lock import hold_folder
 from ortprep.quoting import quoted
 from ortprep.runtime.dropin.import_hook import STARTUP_VARIABLE
 from ortprep.runtime.dropin.launch import BUNDLES_VARIABLE, SIGNATURE_VARIABLE, dropin_environment
-from ortprep.runtime.loading.load_options import PRECISION_VARIABLE
+from ortprep.runtime.loading.load_options import DIGESTS_VARIABLE, PRECISION_VARIABLE
 from ortprep.spec.conversion import JudgeSpec
 from ortprep.spec.models import ModelSpec
 from ortprep.stages.core.accuracy import FunctionCall, call_user_function, convert_section, metric_digest
@@ -47,7 +47,13 @@ _FIELD = "convert.judge"
 _TRACEBACK = b"Traceback (most recent call last)"
 _ERROR_LINES = 8
 _SESSION = re.compile(r"ortprep: session of .*: (?P<bundle>.+), variant (?P<variant>[^;]+)(;.*)?")
-_OWN_VARIABLES = (BUNDLES_VARIABLE, STARTUP_VARIABLE, SIGNATURE_VARIABLE, PRECISION_VARIABLE)
+_OWN_VARIABLES = (
+    BUNDLES_VARIABLE,
+    STARTUP_VARIABLE,
+    SIGNATURE_VARIABLE,
+    PRECISION_VARIABLE,
+    DIGESTS_VARIABLE,
+)
 
 
 def judge_key(spec: ModelSpec) -> Mapping[str, Any]:
