@@ -20,10 +20,10 @@ AGREEMENT = 0.8
 MIN_ROUNDS = 3
 """Fewer say nothing about a spread."""
 
-FROM_MAD = 1.4826
+_FROM_MAD = 1.4826
 """Of a normal distribution: standard deviation by median absolute deviation."""
 
-PRECISION = 1.05
+_PRECISION = 1.05
 """Standard error of a Hodges-Lehmann centre, relative to a mean's."""
 
 _TINY = 1e-12
@@ -62,7 +62,7 @@ def is_below(below: Sequence[float], above: Sequence[float], *, min_gain: float 
     """
     if min(len(below), len(above)) < MIN_ROUNDS:
         return False
-    logarithms = log_ratios(below, above)
+    logarithms = _log_ratios(below, above)
     agreeing, middle = sum(log < 0 for log in logarithms), centre(logarithms)
     is_sure = agreeing >= AGREEMENT * len(logarithms) and middle < -2 * standard_error(logarithms)
     return is_sure and math.exp(-middle) >= 1 + min_gain
@@ -77,7 +77,7 @@ def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     Raises:
         ValueError: There are no rounds, or the numbers of rounds differ.
     """
-    return math.exp(centre(log_ratios(numerator, denominator)))
+    return math.exp(centre(_log_ratios(numerator, denominator)))
 
 
 def ratio_interval(
@@ -88,12 +88,12 @@ def ratio_interval(
     Raises:
         ValueError: There are no rounds, or the numbers of rounds differ.
     """
-    logarithms = log_ratios(numerator, denominator)
+    logarithms = _log_ratios(numerator, denominator)
     middle, margin = centre(logarithms), errors * standard_error(logarithms)
     return math.exp(middle - margin), math.exp(middle + margin)
 
 
-def log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+def _log_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
     """Returns the logarithm of the ratio of each round; zero counts as next to nothing."""
     pairs = zip(numerator, denominator, strict=True)
     return [math.log(max(above, _TINY) / max(below, _TINY)) for above, below in pairs]
@@ -106,7 +106,7 @@ def standard_error(logarithms: Sequence[float]) -> float:
         return math.inf
     middle = median(logarithms)
     deviation = median([abs(value - middle) for value in logarithms])
-    return FROM_MAD * deviation * math.sqrt(rounds / (rounds - 1)) * PRECISION / math.sqrt(rounds)
+    return _FROM_MAD * deviation * math.sqrt(rounds / (rounds - 1)) * _PRECISION / math.sqrt(rounds)
 
 
 def centre(values: Sequence[float]) -> float:

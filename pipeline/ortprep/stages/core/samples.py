@@ -67,7 +67,7 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
     files = find_sample_files(spec)
     real, total_bytes = {}, 0
     for index, file in enumerate(files):
-        arrays = read_sample(file, interface)
+        arrays = _read_sample(file, interface)
         real[index] = {name: array.shape for name, array in arrays.items()}
         total_bytes += sum(array.nbytes for array in arrays.values())
         if total_bytes > MAX_SAMPLE_BYTES:
@@ -85,7 +85,7 @@ def write_samples(request: tuple[ModelSpec, Path, ModelInterface, Path]) -> tupl
                 folder / f"{position}.npz",
                 build_feeds(interface, shapes, spec, seed=spec.verify.seed)
                 if index is None
-                else read_sample(files[index], interface),
+                else _read_sample(files[index], interface),
                 index,
             )
             for position, (index, shapes) in enumerate(samples)
@@ -117,7 +117,7 @@ def calibrates(sample: Sample) -> bool:
     return sample.real is not None and sample.real % 2 == 0
 
 
-def read_sample(path: Path, interface: ModelInterface) -> dict[str, Array]:
+def _read_sample(path: Path, interface: ModelInterface) -> dict[str, Array]:
     """Reads a user's sample in the order of the model's inputs; arrays that are no inputs are left out.
 
     Raises:
